@@ -1,0 +1,224 @@
+"""Running a component's program: from a KFP face, from the command line, and never twice.
+
+A component folder holds `config.py` with `Config` (cheap to import) and `program.py` with
+`run(config) -> Result`, which knows nothing of KFP. `run_step` is the one call in every face, `main` is the
+body of every `__main__`, and both go through `execute`, which returns a finished output as it is when the
+very same work was done before.
+"""
+
+import importlib
+import json
+import logging
+import os
+import platform
+import resource
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
+from typing import Any
+
+from crosstrain.components.core import telemetry
+from crosstrain.components.core.artifact import Artifact
+from crosstrain.components.core.config import INPUT, OUTPUT, Config, parse_arguments
+from crosstrain.components.core.manifest import MANIFEST_NAME, Source, finite
+
+log = logging.getLogger(__name__)
+
+COMPONENTS = ("import_data", "import_model", "tokenize", "shard", "train_fp8", "finetune_lora", "merge", "evaluate")
+
+RECORD_NAME = "run.json"
+"""Object beside the manifest: time, host, versions and metrics of the run that made it. No part of its identity."""
+
+DATA_SUFFIX = ".data"
+"""A KFP artifact at URI u is the manifest's bytes; its objects lie under u + DATA_SUFFIX."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a program made."""
+
+    artifact: Artifact
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Name to value, as KFP's Metrics show them; values that are not finite are left out."""
+    html: str = ""
+    """A self-contained page, for components with an HTML output."""
+    markdown: str = ""
+
+
+def load_config(component: str) -> type[Config]:
+    """The configuration class of a component; never imports torch."""
+    config: type[Config] = importlib.import_module(f"crosstrain.components.{component}.config").Config
+    return config
+
+
+def load_program(component: str) -> ModuleType:
+    """The program module of a component."""
+    return importlib.import_module(f"crosstrain.components.{component}.program")
+
+
+def execute(component: str, config: Config) -> Result:
+    """Run a component, or return what it made before at the same output from the same inputs and options.
+
+    Raises:
+        ValueError: the output already holds a different artifact, or the program refuses its input.
+    """
+    if (finished := _finished(component, config)) is not None:
+        log.info("%s: already made, nothing to do", finished.artifact.uri)
+        return finished
+    started = time.time()
+    result: Result = load_program(component).run(config)
+    record = {
+        "component": component,
+        "started": started,
+        "seconds": time.time() - started,
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "versions": _versions(),
+        "metrics": finite(result.metrics),
+        "html": result.html,
+        "markdown": result.markdown,
+    }
+    result.artifact.store.write(RECORD_NAME, json.dumps(record, indent=2, sort_keys=True).encode())
+    return result
+
+
+def _finished(component: str, config: Config) -> Result | None:
+    """The result that stands at the output already, if it is this very work."""
+    inputs = {name: getattr(config, name) for name in config.uris(INPUT) if getattr(config, name)}
+    if not inputs:
+        return None  # an import: its source may have changed, and it copies little
+    (output,) = (getattr(config, name) for name in config.uris(OUTPUT))
+    try:
+        artifact = Artifact.open(output)
+    except FileNotFoundError:
+        return None
+    manifest = artifact.manifest
+    sources = {name: Artifact.open(uri).manifest.source() for name, uri in inputs.items()}
+    difference = _difference(manifest.options, config.options()) or _difference(manifest.inputs, sources)
+    if manifest.component != component or difference:
+        raise ValueError(
+            f"{output}: already holds the {manifest.kind} of another run of {manifest.component} "
+            f"({difference or 'another component'}); choose another output, or delete it first"
+        )
+    try:
+        record = json.loads(artifact.store.read(RECORD_NAME))
+    except FileNotFoundError:
+        return None  # killed between manifest and record: the work is repeated
+    return Result(artifact, record["metrics"], record["html"], record["markdown"])
+
+
+def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    for name in sorted({*old, *new}):
+        if old.get(name) != new.get(name):
+            before, after = (str(item.sha256[:12] if isinstance(item, Source) else item) for item in (old.get(name), new.get(name)))
+            return f"{name}: there {before}, here {after}"
+    return ""
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in ("crosstrain", "torch", "torchao", "transformers", "peft", "tokenizers", "fastokens", "numpy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def run_step(
+    component: str,
+    *,
+    inputs: Mapping[str, Any],
+    output: Any,
+    config: Mapping[str, Any],
+    options: Mapping[str, Any] | None = None,
+    metrics: Any = None,
+    html: Any = None,
+    markdown: Any = None,
+) -> Result:
+    """Run a component from its KFP face.
+
+    Args:
+        component: Folder name: "merge".
+        inputs: Config field to KFP input artifact (None: an optional one that was not given).
+        output: KFP output artifact; its file becomes the manifest, its metadata the facts' headline.
+        config: Options not given as parameters: this component's own mapping of field to value, or the
+            pipeline-wide mapping of component to such mappings.
+        options: Options that the face has as parameters.
+        metrics, html, markdown: KFP output artifacts of these types, where the face has them.
+    """
+    task = os.path.basename(os.path.dirname(output.path)) or component
+    telemetry.start(task)
+    telemetry.emit("start", component=component)
+    try:
+        values = {
+            **select_options(component, config, given=options or {}),
+            **{name: artifact.uri + DATA_SUFFIX for name, artifact in inputs.items() if artifact is not None},
+        }
+        config_class = load_config(component)
+        (output_field,) = config_class.uris(OUTPUT)
+        values[output_field] = output.uri + DATA_SUFFIX
+        result = execute(component, config_class.decode(values, where=component))
+    except Exception as error:
+        log.exception("%s failed", component)
+        telemetry.emit("failed", error=f"{type(error).__name__}: {error}")
+        raise
+    _publish(result, output, metrics, html, markdown)
+    telemetry.emit("done", uri=result.artifact.uri, metrics=finite(result.metrics))
+    return result
+
+
+def select_options(component: str, config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A component's options out of its own or the pipeline-wide mapping, joined with those given as parameters.
+
+    Raises:
+        ValueError: the mapping names an unknown component, or an option that is also a parameter.
+    """
+    if any(name in COMPONENTS for name in config):
+        unknown = [name for name in config if name not in COMPONENTS]
+        if unknown:
+            raise ValueError(f"config: unknown component {unknown[0]!r}; known: {', '.join(COMPONENTS)}")
+        config = config.get(component) or {}
+    twice = sorted(set(config) & set(given))
+    if twice:
+        raise ValueError(f"{component}: {twice[0]!r} is a parameter of this step; set it there, not in config")
+    return {**config, **given}
+
+
+def _publish(result: Result, output: Any, metrics: Any, html: Any, markdown: Any) -> None:
+    manifest = result.artifact.manifest
+    _write(output.path, manifest.encode())
+    output.metadata.update(
+        {"kind": manifest.kind, "sha256": manifest.sha256, "manifest": f"{result.artifact.uri}/{MANIFEST_NAME}"}
+    )
+    if metrics is not None:
+        for name, value in finite(result.metrics).items():
+            metrics.log_metric(name, value)
+    if html is not None:
+        _write(html.path, result.html.encode())
+    if markdown is not None:
+        _write(markdown.path, result.markdown.encode())
+
+
+def _write(path: str, data: bytes) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as stream:
+        stream.write(data)
+
+
+def main(component: str, argv: Sequence[str] | None = None) -> None:
+    """Run a component from the command line: status 0, or 1 with one `error:` line; 2 for unknown options."""
+    telemetry.start(component)
+    try:
+        config = parse_arguments(load_config(component), f"python -m crosstrain.components.{component}", argv)
+        result = execute(component, config)
+    except (ValueError, OSError) as error:
+        log.debug("traceback", exc_info=True)
+        sys.exit(f"error: {error}")
+    for name, value in sorted(finite(result.metrics).items()):
+        log.info("%s = %.6g", name, value)
+    log.info("%s at %s", result.artifact.manifest.kind, result.artifact.uri)
