@@ -146,8 +146,8 @@ def run_step(
         component: Folder name: "merge".
         inputs: Config field to KFP input artifact (None: an optional one that was not given).
         output: KFP output artifact; its file becomes the manifest, its metadata the facts' headline.
-        config: Options not given as parameters: this component's own mapping of field to value, or the
-            pipeline-wide mapping of component to such mappings.
+        config: Further options, which win over `options`: this component's own mapping of field to value, or
+            the pipeline-wide mapping of component to such mappings.
         options: Options that the face has as parameters.
         metrics, html, markdown: KFP output artifacts of these types, where the face has them.
     """
@@ -173,20 +173,23 @@ def run_step(
 
 
 def select_options(component: str, config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """A component's options out of its own or the pipeline-wide mapping, joined with those given as parameters.
+    """A component's options out of its own or the pipeline-wide mapping, over those given as parameters.
+
+    The mapping wins over a parameter of the same name, because a pipeline does not expose every parameter of
+    every step; the log says so.
 
     Raises:
-        ValueError: the mapping names an unknown component, or an option that is also a parameter.
+        ValueError: the mapping names an unknown component beside known ones.
     """
     if any(name in COMPONENTS for name in config):
         unknown = [name for name in config if name not in COMPONENTS]
         if unknown:
             raise ValueError(f"config: unknown component {unknown[0]!r}; known: {', '.join(COMPONENTS)}")
         config = config.get(component) or {}
-    twice = sorted(set(config) & set(given))
-    if twice:
-        raise ValueError(f"{component}: {twice[0]!r} is a parameter of this step; set it there, not in config")
-    return {**config, **given}
+    for name in sorted(set(config) & set(given)):
+        if config[name] != given[name]:
+            log.info("%s: config sets %s=%r over the parameter's %r", component, name, config[name], given[name])
+    return {**given, **config}
 
 
 def _publish(result: Result, output: Any, metrics: Any, html: Any, markdown: Any) -> None:
