@@ -36,6 +36,8 @@ class Sample:
     or a piece of one, begins: nothing before it may be asked to predict it."""
     position_ids: Int64s
     """[L]: restart at 0 at each document; passed without an attention mask they keep documents apart."""
+    continues: bool = False
+    """Whether the first id goes on with the document that the sample before ends in."""
 
 
 class ShardDataset:
@@ -64,7 +66,6 @@ class ShardDataset:
         begin, end = index * length, min((index + 1) * length, self.split.tokens)
         ids = np.full(length, self._pad, np.int64)
         is_start = np.zeros(length, np.bool_)
-        is_start[0] = True
         at = begin
         while at < end:
             shard = int(np.searchsorted(self._ends, at, side="right"))
@@ -75,6 +76,8 @@ class ShardDataset:
             low, high = np.searchsorted(starts, (at - base, stop - base))
             is_start[starts[low:high] + (base - begin)] = True
             at = stop
+        continues = not is_start[0]
+        is_start[0] = True
         real = end - begin
         if real < length:
             is_start[real] = True
@@ -82,7 +85,7 @@ class ShardDataset:
         positions = np.arange(length) - np.repeat(starts, np.diff(starts, append=length))
         labels = np.where(is_start, IGNORE, ids)
         labels[real:] = IGNORE
-        return Sample(ids, labels, positions)
+        return Sample(ids, labels, positions, continues)
 
     def _open(self, shard: int) -> tuple[Ids, Int64s]:
         """A shard's ids, and where documents begin in it (the rest of one begun before is not a beginning)."""
