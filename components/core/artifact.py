@@ -145,6 +145,16 @@ class ArtifactWriter:
         self._files[path] = file
         return file
 
+    def adopt(self, file: File) -> bool:
+        """List an object that an earlier, interrupted try has stored; False when it is not there in that size."""
+        try:
+            found = self.store.stat(file.path).bytes == file.bytes
+        except FileNotFoundError:
+            found = False
+        if found:
+            self._files[file.path] = file
+        return found
+
     def add_folder(self, folder: Path, prefix: str = "") -> None:
         """Store every file of a local folder under `prefix`, sorted by name."""
         for local in sorted(path for path in folder.rglob("*") if path.is_file()):

@@ -1,8 +1,10 @@
 """A component's configuration: one model class, decoded strictly, from which CLI, help and README are made.
 
 A component declares a `Config` subclass; a field's docstring is its help text and should name unit and
-meaning. Fields typed `InputURI` and `OutputURI` are artifacts, `StateURI` is where resumable state is kept;
-all others are options, and options alone say what the work is. pydantic does the decoding, so that ranges live in the type (`Annotated[int, Field(ge=1)]`) and the error names the field.
+meaning. Fields typed `InputURI` and `OutputURI` are artifacts, `StateURI` is where resumable state is kept,
+`Workers` how many processes do the work (never what comes out); all others are options, and options alone say
+what the work is. pydantic does the decoding, so that ranges live in the type (`Annotated[int, Field(ge=1)]`)
+and the error names the field.
 
 Left out on purpose: environment variables and layered configuration files. A step's options come from one
 place, so that what the manifest records is all there was.
@@ -20,11 +22,12 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-INPUT, OUTPUT, STATE = "input artifact", "output artifact", "state"
+INPUT, OUTPUT, STATE, RUNTIME = "input artifact", "output artifact", "state", "runtime"
 
 InputURI = Annotated[str, Field(json_schema_extra={"role": INPUT})]
 OutputURI = Annotated[str, Field(json_schema_extra={"role": OUTPUT})]
 StateURI = Annotated[str, Field(json_schema_extra={"role": STATE})]
+Workers = Annotated[int, Field(ge=0, json_schema_extra={"role": RUNTIME})]
 
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -53,12 +56,14 @@ class Config(BaseModel):
 
     @classmethod
     def uris(cls, role: str) -> list[str]:
-        """Names of the fields with a role: INPUT, OUTPUT or STATE."""
+        """Names of the fields with a role: INPUT, OUTPUT, STATE or RUNTIME."""
         return [name for name, info in cls.model_fields.items() if _role(info) == role]
 
     def options(self) -> dict[str, Any]:
         """Every field without a role, as JSON values: what a manifest records."""
-        return self.model_dump(mode="json", exclude={*self.uris(INPUT), *self.uris(OUTPUT), *self.uris(STATE)})
+        return self.model_dump(
+            mode="json", exclude={name for name, info in type(self).model_fields.items() if _role(info)}
+        )
 
 
 def _role(info: FieldInfo) -> str:
