@@ -6,6 +6,7 @@ Status 0: done; 1: the run or the check failed; 2: a usage error; 128 + n: stopp
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -29,8 +30,63 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"crosstrain {version('crosstrain')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_run(commands)
     _add_compile(commands)
     return parser
+
+
+def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = "run a compiled pipeline on this machine"
+    parser = commands.add_parser(
+        "run",
+        help=text,
+        description=f"{text}. `crosstrain run PIPELINE --help` lists the pipeline's parameters.",
+        allow_abbrev=False,
+        add_help=False,
+    )
+    parser.add_argument("-h", "--help", action="store_true", help="show this, and the pipeline's parameters")
+    parser.add_argument("pipeline", metavar="PIPELINE", nargs="?", help="name of a committed pipeline, or a YAML file")
+    parser.add_argument(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="a parameter; config.train_fp8.learning_rate=1e-3 reaches into a mapping; wins over the run file",
+    )
+    parser.add_argument("-f", "--file", metavar="RUN.yaml", type=Path, help="run file with `parameters`")
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        type=Path,
+        help="folder for everything the run makes; the folder of a run that was killed: go on with it "
+        "[default: runs/PIPELINE-TIME]",
+    )
+    parser.add_argument("--verbose", action="store_true", help="print all that the steps print")
+    parser.set_defaults(command=_run, parser=parser)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from crosstrain.pipelines import spec
+
+    if arguments.help:
+        print(arguments.parser.format_help(), end="")
+        print(spec.help_text(spec.load(arguments.pipeline)) if arguments.pipeline else spec.help_pipelines())
+        return 0
+    if arguments.pipeline is None:
+        arguments.parser.error("the following arguments are required: PIPELINE")
+    pipeline = spec.load(arguments.pipeline)
+
+    from crosstrain.pipelines import parameters
+
+    file_values = parameters.read_run_file(arguments.file) if arguments.file else {}
+    given = parameters.collect(pipeline, file_values, arguments.set)
+    out = arguments.out or Path("runs") / f"{pipeline.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    values = parameters.complete(pipeline, given, state=out.absolute() / "state")
+
+    from crosstrain.pipelines import local
+    from crosstrain.pipelines.run_folder import RunFolder
+
+    return local.run(pipeline, values, RunFolder(out), arguments.verbose)
 
 
 def _add_compile(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

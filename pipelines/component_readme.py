@@ -63,7 +63,7 @@ def _uris(config: type[Config]) -> list[str]:
 
 
 def _artifacts(definitions: dict[str, Any], docstring: _Docstring) -> list[Sequence[str]]:
-    rows = []
+    rows: list[Sequence[str]] = []
     for name, definition in definitions.items():
         kind = definition["artifactType"]["schemaTitle"].removeprefix("system.")
         optional = ", optional" if definition.get("isOptional") else ""
@@ -72,7 +72,7 @@ def _artifacts(definitions: dict[str, Any], docstring: _Docstring) -> list[Seque
 
 
 def _parameters(pipeline: spec.Pipeline, config: type[Config]) -> list[Sequence[str]]:
-    rows = []
+    rows: list[Sequence[str]] = []
     for name, parameter in pipeline.parameters.items():
         field = config.model_fields.get(name)
         kind = type_text(field) if field is not None else parameter.type_text

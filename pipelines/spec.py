@@ -5,7 +5,9 @@ read here are the very bytes that are run, and their SHA-256 names them.
 """
 
 import hashlib
+import json
 import re
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
@@ -57,6 +59,8 @@ class Task:
     """Parameters whose value is known before the run."""
     later: frozenset[str]
     """Parameters whose value another task makes."""
+    artifacts: frozenset[str]
+    """Input artifacts that are connected."""
     bindings: dict[str, str]
     """Parameter to the pipeline parameter it is given from."""
     outputs: dict[str, str]
@@ -121,6 +125,7 @@ class Pipeline:
                 component=self._component(target),
                 parameters=given,
                 later=frozenset(later),
+                artifacts=frozenset(task.get("inputs", {}).get("artifacts", {})),
                 bindings=bindings,
                 outputs={name: item["artifactType"].get("schemaTitle", "") for name, item in outputs.items()},
             )
@@ -204,3 +209,29 @@ def load(name: str) -> Pipeline:
             f"{name}: no such pipeline; known: {', '.join(committed()) or 'none'}, or the path of a compiled YAML file"
         )
     return parse(path.read_bytes(), str(path))
+
+
+def help_pipelines() -> str:
+    """The committed pipelines, one a line with what it does."""
+    lines = ["\npipelines:"]
+    for name in committed():
+        lines.append(f"  {name:<22}{load(name).description.splitlines()[0]}")
+    return "\n".join(lines)
+
+
+def help_text(pipeline: Pipeline) -> str:
+    """A pipeline's description and its parameters: type, default and meaning."""
+    lines = ["", f"{pipeline.name}: {pipeline.description}", "", "parameters:"]
+    last = ("state", "config")
+    for parameter in sorted(pipeline.parameters.values(), key=lambda item: (not item.required, item.name in last)):
+        default = "required" if parameter.required else f"default: {json.dumps(parameter.default)}"
+        lines.append(f"  {parameter.name}  ({parameter.type_text}; {default})")
+        lines += textwrap.wrap(parameter.description, 100, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    components = dict.fromkeys(task.component for task in pipeline.tasks({}) if task.component)
+    if components and "config" in pipeline.parameters:
+        lines += [
+            "",
+            "further options: --set config.COMPONENT.OPTION=VALUE; `python -m crosstrain.components.COMPONENT --help`",
+            f"lists them; components: {', '.join(components)}",
+        ]
+    return "\n".join(lines)

@@ -1,0 +1,242 @@
+"""A run's parameters: a run file and `--set`, decoded by the types the pipeline declares, refused before anything runs.
+
+Every crosstrain step's configuration is decoded here as the step will decode it, so that a misspelt option of
+the last step does not wait for the first ones. Left out: whether the data exists; the import steps, which come
+first, say so.
+"""
+
+import copy
+import difflib
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from crosstrain.components.core.config import INPUT, OUTPUT, STATE
+from crosstrain.components.core.step import COMPONENTS, load_config, select_options
+from crosstrain.pipelines.spec import Parameter, Pipeline, Task
+
+RUN_FILE_KEYS = ("name", "experiment", "pipelineVersion", "attempt", "parameters")
+"""What a run file may hold; all but `parameters` say how a cluster files the run."""
+
+MAX_BYTES = 100_000
+"""Of all parameters as JSON: a step gets them in one argument, which Linux caps at 128 KiB."""
+
+
+def read_run_file(path: Path) -> dict[str, Any]:
+    """The `parameters` of a run file.
+
+    Raises:
+        ValueError: it is no YAML mapping, or holds an unknown key.
+        FileNotFoundError: there is no such file.
+    """
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(loaded, dict):
+        raise ValueError(f"{path}: expected a mapping with `parameters`, found {_kind(loaded)}")
+    for key in loaded:
+        if key not in RUN_FILE_KEYS:
+            raise ValueError(f"{path}: unknown key {key!r}; {_nearest(str(key), RUN_FILE_KEYS)}")
+    values = loaded.get("parameters") or {}
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: parameters: expected a mapping, found {_kind(values)}")
+    return values
+
+
+def collect(pipeline: Pipeline, file_values: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """What the user gave, by the declared types; `--set` wins over the file, a later one over an earlier one.
+
+    Args:
+        pipeline: Whose parameters they are.
+        file_values: `parameters` of the run file.
+        settings: `name=value`, or `name.key.key=value` to reach into a mapping.
+
+    Raises:
+        ValueError: a name is unknown, or a value is not of its type.
+    """
+    given: dict[str, Any] = {}
+    for name, value in file_values.items():
+        given[name] = _typed(_known(pipeline, str(name)), value)
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        if not equals:
+            raise ValueError(f"--set {setting}: expected NAME=VALUE")
+        name, *keys = path.strip().split(".")
+        parameter = _known(pipeline, name)
+        if not keys:
+            given[name] = _typed(parameter, text)
+            continue
+        if parameter.type != "STRUCT":
+            raise ValueError(f"--set {setting}: {name} is {parameter.type_text}, not a mapping, and has no {keys[0]!r}")
+        given[name] = copy.deepcopy(given.get(name, parameter.default or {}))
+        _put(given[name], keys, _loose(text), setting)
+    return given
+
+
+def complete(pipeline: Pipeline, given: Mapping[str, Any], state: Path) -> dict[str, Any]:
+    """Every parameter's value for a local run: defaults filled in, local paths absolute, each step's options checked.
+
+    Args:
+        pipeline: What will run.
+        given: As `collect` returns it.
+        state: Absolute path for the pipeline's `state` parameter, if it has one and it was not given.
+
+    Raises:
+        ValueError: a required parameter is missing, or a step would refuse its configuration.
+    """
+    missing = [parameter for name, parameter in pipeline.parameters.items() if parameter.required and name not in given]
+    if missing:
+        listed = "; ".join(f"{item.name} ({item.description or item.type_text})" for item in missing)
+        raise ValueError(f"{pipeline.name}: not given: {listed}")
+    values = {name: copy.deepcopy(given.get(name, item.default)) for name, item in pipeline.parameters.items()}
+    if values.get("state") == "" and "state" not in given:
+        values["state"] = str(state)
+    tasks = [task for task in pipeline.tasks(values) if task.component]
+    _check_sections(values.get("config"), {task.component for task in tasks})
+    for task in tasks:
+        _check_task(task)
+        _make_absolute(task, values)
+    if len(json.dumps(values).encode()) > MAX_BYTES:
+        raise ValueError(f"the parameters take more than {MAX_BYTES} bytes as JSON; put what is long into a file")
+    return values
+
+
+def _known(pipeline: Pipeline, name: str) -> Parameter:
+    if name not in pipeline.parameters:
+        raise ValueError(f"{pipeline.name}: unknown parameter {name!r}; {_nearest(name, pipeline.parameters)}")
+    return pipeline.parameters[name]
+
+
+def _nearest(name: str, known: Collection[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known) or 'none'}"
+
+
+def _typed(parameter: Parameter, value: Any) -> Any:
+    """A value, given as text or by YAML, as its declared type."""
+    try:
+        return _DECODERS[parameter.type](value)
+    except (ValueError, TypeError):
+        hint = "; quote it" if parameter.type == "STRING" else ""
+        raise ValueError(f"{parameter.name}: expected {parameter.type_text}, got {value!r}{hint}") from None
+
+
+def _string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+        raise TypeError
+    return int(value)
+
+
+def _double(value: Any) -> float:
+    if isinstance(value, bool) or not math.isfinite(float(value)):
+        raise TypeError
+    return float(value)
+
+
+def _boolean(value: Any) -> bool:
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+def _container(kind: type, value: Any) -> Any:
+    decoded = json.loads(value, parse_constant=_refuse_constant) if isinstance(value, str) else value
+    if not isinstance(decoded, kind):
+        raise TypeError
+    json.dumps(decoded, allow_nan=False)
+    return decoded
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is not a number")
+
+
+_DECODERS = {
+    "STRING": _string,
+    "NUMBER_INTEGER": _integer,
+    "NUMBER_DOUBLE": _double,
+    "BOOLEAN": _boolean,
+    "STRUCT": lambda value: _container(dict, value),
+    "LIST": lambda value: _container(list, value),
+}
+
+
+def _loose(text: str) -> Any:
+    """The value of a key inside a mapping: JSON, or else the text itself."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except ValueError:
+        return text
+
+
+def _put(mapping: dict[str, Any], keys: Sequence[str], value: Any, setting: str) -> None:
+    for key in keys[:-1]:
+        mapping = mapping.setdefault(key, {})
+        if not isinstance(mapping, dict):
+            raise ValueError(f"--set {setting}: {key!r} holds {_kind(mapping)}, not a mapping")
+    mapping[keys[-1]] = value
+
+
+def _check_sections(config: Any, components: Collection[str]) -> None:
+    """Refuse a section of `config` that no step would read."""
+    if not isinstance(config, dict) or not components or (len(components) == 1 and not set(config) & set(components)):
+        return
+    for name in config:
+        if name not in components:
+            raise ValueError(f"config: no step of this pipeline is {name!r}; {_nearest(str(name), sorted(components))}")
+        if not isinstance(config[name], dict):
+            raise ValueError(f"config.{name}: expected a mapping of option to value, found {_kind(config[name])}")
+
+
+def _check_task(task: Task) -> None:
+    """Decode one step's configuration as the step itself will, if all of it is known before the run."""
+    if task.component not in COMPONENTS:
+        raise ValueError(f"step {task.name} is of component {task.component!r}, which this crosstrain does not have")
+    config = load_config(task.component)
+    if task.later & set(config.model_fields):
+        return
+    given = {name: value for name, value in task.parameters.items() if name in config.model_fields}
+    artifacts = [*(name for name in config.uris(INPUT) if name in task.artifacts), *config.uris(OUTPUT)]
+    config.decode(
+        {
+            **select_options(task.component, task.parameters.get("config") or {}, given),
+            **{name: f"{task.name}/{name}" for name in artifacts},
+        },
+        where=task.component,
+    )
+
+
+def _make_absolute(task: Task, values: dict[str, Any]) -> None:
+    """Make the local paths absolute that this step reads or keeps its state in."""
+    config = load_config(task.component)
+    roles = {*config.uris(INPUT), *config.uris(STATE)}
+    locations = [name for name in config.model_fields if name in roles or name == "source" or name.endswith("_uri")]
+    section = (values.get("config") or {}).get(task.component, {})
+    for name in locations:
+        if name in task.bindings:
+            values[task.bindings[name]] = _absolute(values[task.bindings[name]])
+        if name in section:
+            section[name] = _absolute(section[name])
+
+
+def _absolute(location: Any) -> Any:
+    if not isinstance(location, str) or not location or "://" in location:
+        return location
+    return str(Path(location).expanduser().absolute())
+
+
+def _kind(value: Any) -> str:
+    return "nothing" if value is None else type(value).__name__
