@@ -6,7 +6,11 @@ Imports nothing, so that a face can import it.
 
 VERSION = "0.1.0"
 
-DATA = f"crosstrain/data-python:{VERSION}"
-"""CPU: tokenizing, sharding, merging, evaluating."""
-GPU = f"crosstrain/gpu-python:{VERSION}"
+DATA = "crosstrain/data-python:0.1.0"
+"""CPU: tokenizing, sharding, merging, evaluating, and submitting training jobs."""
+GPU = "crosstrain/gpu-python:0.1.0"
 """CUDA with TransformerEngine: training; on a machine without a GPU it trains on the CPU."""
+NEURON = "crosstrain/neuron-python:0.1.0"
+"""Trainium: LoRA fine-tuning through optimum-neuron."""
+SUBMIT = "crosstrain/submit-python:0.1.0"
+"""The KFP client and `crosstrain`, for the job that submits run files."""
