@@ -1,0 +1,116 @@
+"""Models as artifacts: built from a shape, loaded from and saved to a plain Hugging Face folder.
+
+What is saved is what transformers itself writes: config.json, generation_config.json, safetensors and the
+tokenizer's files at the root, so that any tool reads it without us. Left out on purpose: adapters (the
+components that make and merge them know peft) and the conversion between number formats (core/precision).
+"""
+
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTrainedModel
+
+from crosstrain.components.core.artifact import Artifact, ArtifactWriter
+from crosstrain.components.core.manifest import ModelFacts, TokenizerFacts
+
+SHARD_SIZE = "5GB"
+"""Largest safetensors file; a larger model is split into several with an index."""
+LOG_NAME = "training_log.jsonl"
+"""One JSON object an optimizer step, beside the weights that it led to."""
+TOKENIZER_FOLDER = "tokenizer/"
+"""Where tokens and shards artifacts keep the tokenizer's files."""
+
+
+def llama_config(shape: dict[str, Any], tokenizer: TokenizerFacts) -> LlamaConfig:
+    """A Llama configuration for a shape and a tokenizer.
+
+    Args:
+        shape: Fields as transformers names them, without a vocabulary.
+        tokenizer: Gives the vocabulary size and the ids of BOS and EOS.
+
+    Raises:
+        ValueError: transformers refuses the fields.
+    """
+    try:
+        config = LlamaConfig(
+            **shape,
+            vocab_size=tokenizer.vocab_size,
+            bos_token_id=tokenizer.bos_id,
+            eos_token_id=tokenizer.eos_id,
+            pad_token_id=None,
+            attn_implementation="sdpa",
+        )
+    except (TypeError, ValueError, KeyError) as error:
+        raise ValueError(f"the model's configuration does not fit: {' '.join(str(error).split())}") from None
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise ValueError(
+            f"num_attention_heads {config.num_attention_heads} is not a multiple of "
+            f"num_key_value_heads {config.num_key_value_heads}"
+        )
+    return config
+
+
+def check_length(sequence_length: int, config: PretrainedConfig) -> None:
+    """Refuse sequences longer than the model's positions, before any training.
+
+    Raises:
+        ValueError: the sequence length exceeds max_position_embeddings.
+    """
+    if sequence_length > config.max_position_embeddings:
+        raise ValueError(
+            f"sequence length {sequence_length} of the data is above the model's maximum of "
+            f"{config.max_position_embeddings} positions; shard with a smaller sequence_length or choose another model"
+        )
+
+
+def build_model(config: LlamaConfig, seed: int, device: torch.device) -> LlamaForCausalLM:
+    """A model with random fp32 weights that are a function of configuration and seed."""
+    torch.manual_seed(seed)
+    model: LlamaForCausalLM = LlamaForCausalLM(config).float()
+    return model.to(device)
+
+
+def load_model(artifact: Artifact, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
+    """The model of a model artifact, verified against its manifest.
+
+    Args:
+        artifact: A model artifact.
+        dtype: Type of the parameters in memory.
+        device: Where to put it.
+    """
+    folder = artifact.fetch_all()
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    return model.to(torch.device(device))
+
+
+def add_model(writer: ArtifactWriter, model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Store a model's config.json, generation_config.json and safetensors at the root of an artifact.
+
+    The model's parameters are turned into `dtype` in place: call it last.
+    """
+    folder = writer.staging / "model"
+    model.to(dtype).save_pretrained(folder, max_shard_size=SHARD_SIZE)
+    writer.add_folder(folder)
+
+
+def add_tokenizer(writer: ArtifactWriter, source: Artifact) -> None:
+    """Copy the tokenizer's files of a tokens or shards artifact to the root of another."""
+    for file in source.manifest.files:
+        if file.path.startswith(TOKENIZER_FOLDER):
+            writer.add(source.fetch(file.path), file.path.removeprefix(TOKENIZER_FOLDER))
+
+
+def count_parameters(model: PreTrainedModel) -> int:
+    """Parameters of a model, tied ones once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def model_facts(config: PretrainedConfig, **facts: Any) -> ModelFacts:
+    """The facts that a model's configuration tells, joined with those given."""
+    return ModelFacts(
+        architecture=config.architectures[0],
+        vocab_size=config.vocab_size,
+        max_sequence_length=config.max_position_embeddings,
+        tied_embeddings=bool(config.tie_word_embeddings),
+        **facts,
+    )

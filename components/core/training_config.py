@@ -1,0 +1,93 @@
+"""Options of the training loop, shared by every component that trains.
+
+Kept apart from the loop because `--help` and KFP faces read them: nothing here imports torch.
+"""
+
+from typing import Any, Literal, Self
+
+from pydantic import model_validator
+
+from crosstrain.components.core.config import (
+    Config,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
+
+
+class TrainingOptions(Config):
+    """How a model is trained: AdamW, linear warm-up then cosine decay, gradient accumulation, checkpoints, guard."""
+
+    steps: PositiveInt = 200
+    """Optimizer steps."""
+    seed: NonNegativeInt = 0
+    """Seed of initial weights, sample order and dropout."""
+    global_batch_size: PositiveInt = 8
+    """Sequences an optimizer step, all ranks and micro-batches together."""
+    micro_batch_size: PositiveInt = 8
+    """Sequences a forward pass; gradients accumulate over global_batch_size / micro_batch_size passes."""
+    learning_rate: PositiveFloat = 1e-3
+    """Peak learning rate, reached after warm-up."""
+    min_learning_rate_ratio: Fraction = 0.1
+    """Last step's learning rate as a fraction of the peak."""
+    warmup_steps: NonNegativeInt = 20
+    """Optimizer steps of linear warm-up."""
+    weight_decay: NonNegativeFloat = 0.1
+    """AdamW's weight decay; norms, biases and embeddings (a tied lm_head with them) are left out of it."""
+    beta1: Fraction = 0.9
+    """AdamW's decay of the gradient mean."""
+    beta2: Fraction = 0.95
+    """AdamW's decay of the squared gradient mean."""
+    adam_epsilon: PositiveFloat = 1e-8
+    """AdamW's term against division by zero."""
+    clip_norm: PositiveFloat = 1.0
+    """Largest global gradient norm; larger gradients are scaled down to it."""
+    evaluate_every: NonNegativeInt = 50
+    """Optimizer steps between validation losses (the last step always has one); 0: only after the last step."""
+    evaluate_batches: NonNegativeInt = 8
+    """Validation micro-batches a validation loss is taken over; 0: the whole validation split."""
+    checkpoint_every: PositiveInt = 100
+    """Optimizer steps between checkpoints."""
+    keep_checkpoints: PositiveInt = 2
+    """Checkpoints kept; older ones are deleted."""
+    log_every: PositiveInt = 1
+    """Optimizer steps between progress lines; the training log holds every step."""
+    threads: NonNegativeInt = 0
+    """CPU threads; 0: torch's own choice, which OMP_NUM_THREADS sets. The same bits need the same number."""
+    compile: bool = False
+    """Compile forward and backward with torch.compile: needs a C++ compiler, pays off in runs of many steps."""
+    on_divergence: Literal["auto", "stop", "fallback"] = "auto"
+    """What to do on a loss or gradient norm that is not finite, or a loss spike. stop: end the run, keeping the
+    last good checkpoint. fallback: go back to it and replay in high precision. auto: fallback for fp8, else stop."""
+    fallback_steps: PositiveInt = 50
+    """Optimizer steps in high precision past the one that diverged."""
+    fallback_retries: NonNegativeInt = 2
+    """Fallbacks a run may take before it is stopped."""
+    spike_window: PositiveInt = 20
+    """Steps whose mean loss a step's loss is compared with."""
+    spike_factor: PositiveFloat = 2.0
+    """A loss above this many window means counts as suspicious."""
+    spike_patience: PositiveInt = 4
+    """Suspicious steps in a row that make a spike."""
+    spike_limit: PositiveFloat = 10.0
+    """A single loss above this many window means is a spike at once."""
+
+    @model_validator(mode="after")
+    def _whole_micro_batches(self) -> Self:
+        size, micro = self.global_batch_size, self.micro_batch_size
+        if size % micro:
+            near = sorted({max(1, size // micro) * micro, (size // micro + 1) * micro})
+            raise ValueError(
+                f"global_batch_size {size} is not a multiple of micro_batch_size {micro}; "
+                f"nearest: {' or '.join(str(number) for number in near)}"
+            )
+        return self
+
+    def trajectory(self) -> dict[str, Any]:
+        """The options that decide which weights come out: all but those that only watch or tidy."""
+        return {name: value for name, value in self.options().items() if name not in _BYSTANDERS}
+
+
+_BYSTANDERS = frozenset({"log_every", "keep_checkpoints"})

@@ -1,0 +1,66 @@
+"""What the training loop takes, keeps and gives: data sets, progress, outcome."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from crosstrain.components.core.data import Sample
+
+
+class Dataset(Protocol):
+    """Samples by index."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Sample: ...
+
+
+@dataclass
+class Progress:
+    """How far a run is; all of it goes into checkpoints."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    tokens: int = 0
+    """Tokens seen, padding not counted."""
+    unlabelled_steps: int = 0
+    """Steps whose global batch held no label: no update, no row in the history."""
+    high_until: int = 0
+    """Steps up to this one run in the fallback precision."""
+    retries: int = 0
+    """Fallbacks taken."""
+    history: list[dict[str, Any]] = field(default_factory=list)
+    """One row a step, as training_log.jsonl holds them: step, loss, grad_norm, learning_rate, tokens and,
+    where one was taken, validation_loss."""
+    events: list[dict[str, Any]] = field(default_factory=list)
+    """Decisions of the guard, in order."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished run tells."""
+
+    history: list[dict[str, Any]]
+    steps: int
+    tokens: int
+    unlabelled_steps: int
+    guard_events: tuple[dict[str, Any], ...]
+    seconds: float
+    """Time this process trained, validation and checkpoints left out."""
+    tokens_per_second: float
+    """Of this process, without its first step; 0 when it trained fewer than two."""
+    resumed_from: int
+    """Step of the checkpoint this process began at; 0: from the start."""
+
+    @property
+    def train_loss(self) -> float | None:
+        """Loss of the last step that had labels, nats a token."""
+        return self.history[-1]["loss"] if self.history else None
+
+    @property
+    def validation_loss(self) -> float | None:
+        """Last validation loss, nats a token."""
+        return next((row["validation_loss"] for row in reversed(self.history) if "validation_loss" in row), None)
+
+    def log_lines(self) -> str:
+        """The history as training_log.jsonl holds it; bit-reproducible."""
+        return "".join(json.dumps(row, allow_nan=False) + "\n" for row in self.history)

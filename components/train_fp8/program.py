@@ -1,0 +1,130 @@
+"""Pre-training: shards in, a Hugging Face model out.
+
+Everything that can be refused is refused before the first step. The loop is core/training, the number formats are
+core/precision; what is here is the model that is built, and what is told about it. Left out on purpose:
+several processes.
+"""
+
+import logging
+import math
+import os
+import resource
+
+import torch
+
+from crosstrain.components.core import model as models
+from crosstrain.components.core.artifact import Artifact, ArtifactWriter
+from crosstrain.components.core.checkpoint import Checkpoints, require_writable, run_key
+from crosstrain.components.core.data import BatchPlan, ShardDataset
+from crosstrain.components.core.precision import Precision, choose
+from crosstrain.components.core.presets import read_shape
+from crosstrain.components.core.reproducible import reproducible
+from crosstrain.components.core.step import Result
+from crosstrain.components.core.training import Outcome, train
+from crosstrain.components.train_fp8.config import Config
+
+log = logging.getLogger(__name__)
+
+COMPONENT = "train_fp8"
+
+
+def run(config: Config) -> Result:
+    """Train a model from a shards artifact and write it as a model artifact.
+
+    Raises:
+        ValueError, FileNotFoundError, PermissionError: an input, option or place does not do; before training.
+        Diverged: the loss went wrong and could not be recovered; the last good checkpoint stands.
+        InterruptedError: SIGTERM; a checkpoint was saved.
+    """
+    shards = Artifact.open(config.shards, "shards")
+    facts = shards.facts
+    dataset, validation = ShardDataset(shards, "train"), ShardDataset(shards, "validation")
+    _check_ranks(len(dataset), config.global_batch_size)
+    device = _device(config.device)
+    precision = choose(
+        config.precision,
+        device,
+        recipe=config.fp8_recipe,
+        keep_first=config.fp8_keep_first,
+        keep_last=config.fp8_keep_last,
+        minimum_features=config.fp8_minimum_features,
+    )
+    shape = read_shape(config.preset, config.model_config_json)
+    llama = models.llama_config(shape, facts.tokenizer)
+    models.check_length(facts.sequence_length, llama)
+    precision.check(llama)
+    require_writable(config.output)
+    inputs = {"shards": shards.manifest.source()}
+    trajectory = {**config.trajectory(), "shape": shape, "device": device.type}
+    checkpoints = Checkpoints(
+        config.state or f"{config.output.rstrip('/')}.state",
+        run_key(COMPONENT, trajectory, inputs),
+        component=COMPONENT,
+        options=config.options(),
+        inputs=inputs,
+        keep=config.keep_checkpoints,
+    )
+
+    with reproducible(config.threads):
+        model = models.build_model(llama, config.seed, device)
+    parameters = models.count_parameters(model)
+    log.info("%s with %d parameters, %s on %s", llama.architectures, parameters, precision.name, device)
+    outcome = train(model, dataset, config, precision, checkpoints, validation=validation)
+
+    with ArtifactWriter(config.output) as writer:
+        dtype = getattr(torch, config.save_dtype)
+        models.add_model(writer, model, dtype)
+        models.add_tokenizer(writer, shards)
+        with writer.create(models.LOG_NAME) as path:
+            path.write_text(outcome.log_lines(), encoding="utf-8")
+        artifact = writer.commit(
+            COMPONENT,
+            models.model_facts(
+                llama,
+                parameters=parameters,
+                dtype=config.save_dtype,
+                tokenizer_sha256=facts.tokenizer.sha256,
+                precision=precision.name,
+                steps=outcome.steps,
+                tokens_seen=outcome.tokens,
+                train_loss=outcome.train_loss,
+                guard_events=outcome.guard_events,
+            ),
+            config.options(),
+            {"shards": shards},
+        )
+    return Result(artifact, _metrics(outcome, precision, parameters))
+
+
+def _check_ranks(samples: int, global_batch_size: int) -> None:
+    """Refuse data that does not go round, and more than one process."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    BatchPlan(samples, global_batch_size, seed=0, world=world)
+    if world > 1:
+        raise ValueError(f"WORLD_SIZE is {world}: this version trains in one process only; start it without torchrun")
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device cuda: torch sees no CUDA device on this machine; use device cpu or auto")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def _metrics(outcome: Outcome, precision: Precision, parameters: int) -> dict[str, float]:
+    metrics: dict[str, float] = {
+        "parameters": parameters,
+        "tokens_seen": outcome.tokens,
+        "guard_events": len(outcome.guard_events),
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "training_seconds": outcome.seconds,
+    }
+    if outcome.train_loss is not None:
+        metrics["train_loss"] = outcome.train_loss
+    if outcome.validation_loss is not None:
+        metrics["validation_loss"] = outcome.validation_loss
+        metrics["perplexity"] = math.exp(min(outcome.validation_loss, 700.0))
+    if outcome.tokens_per_second:
+        metrics[precision.speed_name] = outcome.tokens_per_second
+    return metrics
