@@ -1,0 +1,158 @@
+"""A transformers model whose weights stay on disk: a forward pass in FP32 that reads each weight when it is used.
+
+The proof needs the logits of models that do not fit into memory. Linear layers are computed from a few rows of
+their weight at a time, embeddings read the rows of the ids at hand, vectors (norms, biases) are loaded. The model's
+own code runs all the rest, and peft's own code runs the adapter. Left out on purpose: training, caching and speed;
+one pass reads the model once.
+"""
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from peft import PeftModel
+from peft.tuners.lora import LoraLayer
+from torch import nn
+from torch.nn import functional
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from crosstrain.components.core.storage import Store
+from crosstrain.components.core.weights import Tensor, read_rows, read_tensor, row_blocks
+
+_FP32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """A parameter of the model and the tensor on disk that it stands for."""
+
+    module: nn.Module
+    name: str
+    tensor: Tensor
+    hollow: nn.Parameter
+    """What stands there while the values are on disk."""
+
+
+def streamed_model(
+    settings: Mapping[str, Any],
+    store: Store,
+    tensors: Mapping[str, Tensor],
+    adapter: Path | None = None,
+    noise: Mapping[str, float] | None = None,
+) -> nn.Module:
+    """Build a model for evaluation whose weights are read from `store` during its forward pass.
+
+    Args:
+        settings: config.json.
+        store: Where the safetensors files lie.
+        tensors: The model's tensors by name.
+        adapter: Local folder of a peft adapter to apply, unmerged.
+        noise: Tensor name to the largest relative error to put on each of its values, uniform and fixed; matrices of
+            linear layers alone.
+
+    Raises:
+        ValueError: a parameter of the architecture has no tensor, or the model has a layer that is not handled.
+    """
+    model = _empty_model(settings)
+    slots = _slots(model, tensors)
+    for slot in slots:
+        slot.module._parameters[slot.name] = slot.hollow
+    if adapter is not None:
+        model = PeftModel.from_pretrained(model, str(adapter), low_cpu_mem_usage=True)
+    whole = _dora_layers(model)
+    for slot in slots:
+        read = partial(_read_noisy, store, slot.tensor, (noise or {}).get(slot.tensor.name, 0.0))
+        _attach(slot, store, read, whole.get(id(slot.module)))
+    return model.eval()
+
+
+def _empty_model(settings: Mapping[str, Any]) -> nn.Module:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+        config = AutoConfig.from_pretrained(folder)
+    with init_empty_weights(include_buffers=False):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+    model.tie_weights()
+    model.config.name_or_path = ""
+    return model
+
+
+def _slots(model: nn.Module, tensors: Mapping[str, Tensor]) -> list[_Slot]:
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    slots = []
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            found = [alias for alias in names[id(parameter)] if alias in tensors]
+            if not found:
+                raise ValueError(f"the weights lack {names[id(parameter)][0]}, which the architecture has")
+            # One element seen as the whole shape: a real CPU tensor, as peft wants it, that takes no memory.
+            hollow = nn.Parameter(torch.zeros(1).expand(parameter.shape), requires_grad=False)
+            slots.append(_Slot(module, name, tensors[found[0]], hollow))
+    return slots
+
+
+def _dora_layers(model: nn.Module) -> dict[int, nn.Module]:
+    """Base layer (by id) to the DoRA layer around it, which needs the whole weight to take its norm."""
+    layers = (m for m in model.modules() if isinstance(m, LoraLayer) and len(m.lora_magnitude_vector))
+    return {id(layer.get_base_layer()): layer for layer in layers}
+
+
+def _attach(slot: _Slot, store: Store, read: Callable[[int, int], torch.Tensor], dora_layer: nn.Module | None) -> None:
+    """Let a parameter's values be read when they are needed; `read(start, stop)` gives rows of a matrix in FP32."""
+    module, tensor = slot.module, slot.tensor
+    if module._parameters[slot.name] is not slot.hollow:
+        return  # the adapter brought its own
+    if tuple(slot.hollow.shape) != tensor.shape:
+        raise ValueError(f"{tensor.name} is {tensor.shape}, and the architecture wants {tuple(slot.hollow.shape)}")
+    if len(tensor.shape) < 2:
+        module._parameters[slot.name] = nn.Parameter(read_tensor(store, tensor).float(), requires_grad=False)
+    elif dora_layer is not None:
+        dora_layer.register_forward_pre_hook(partial(_load_whole, slot, read))
+        dora_layer.register_forward_hook(partial(_unload, slot))
+    elif isinstance(module, nn.Embedding):
+        module.register_forward_pre_hook(partial(_load_ids, slot, store))
+        module.register_forward_hook(partial(_unload, slot))
+    elif type(module) is nn.Linear:
+        module.forward = partial(_linear, slot, read)  # type: ignore[method-assign]
+    else:
+        raise ValueError(f"{tensor.name} belongs to a {type(module).__name__}, which the proof does not handle")
+
+
+def _read_noisy(store: Store, tensor: Tensor, noise: float, start: int, stop: int) -> torch.Tensor:
+    rows = read_rows(store, tensor, start, stop).float()
+    if noise:
+        generator = torch.Generator().manual_seed(start)
+        rows.mul_(torch.rand(rows.shape, generator=generator).mul_(2 * noise).add_(1 - noise))
+    return rows
+
+
+def _linear(slot: _Slot, read: Callable[[int, int], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """`x @ W.T + b` from a few rows of W at a time: [..., in] -> [..., out]."""
+    blocks = row_blocks(slot.tensor, slot.tensor.shape[1] * _FP32_BYTES)
+    y = torch.cat([functional.linear(x, read(start, stop)) for start, stop in blocks], dim=-1)
+    bias = slot.module._parameters.get("bias")
+    return y if bias is None else y + bias
+
+
+def _load_ids(slot: _Slot, store: Store, module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
+    """Put the rows of the ids at hand into the embedding, and the ids' places among them into its input."""
+    ids, places = torch.unique(args[0], return_inverse=True)
+    rows = torch.cat([read_rows(store, slot.tensor, i, i + 1) for i in ids.tolist()]).float()
+    module._parameters[slot.name] = nn.Parameter(rows, requires_grad=False)
+    return (places,)
+
+
+def _load_whole(slot: _Slot, read: Callable[[int, int], torch.Tensor], module: nn.Module, args: Any) -> None:
+    slot.module._parameters[slot.name] = nn.Parameter(read(0, slot.tensor.rows), requires_grad=False)
+
+
+def _unload(slot: _Slot, module: nn.Module, args: Any, output: Any) -> None:
+    slot.module._parameters[slot.name] = slot.hollow
