@@ -69,9 +69,10 @@ class Proof:
         allowed = self.tolerance * self.rounding_logit_difference
         if not self.max_abs_logit_difference <= allowed:
             raise ValueError(
-                f"merged model and base with adapter are not the same: logits differ by {self.max_abs_logit_difference:.4g}, "
-                f"rounding explains {self.rounding_logit_difference:.4g}, and {self.tolerance:g} times that is allowed "
-                f"(mean KL {self.mean_kl:.3g} nats, same next token at {self.argmax_agreement:.1%}); no manifest was written"
+                "merged model and base with adapter are not the same, and no manifest was written: logits differ by "
+                f"{self.max_abs_logit_difference:.4g}, rounding explains {self.rounding_logit_difference:.4g}, and "
+                f"{self.tolerance:g} times that is allowed (mean KL {self.mean_kl:.3g} nats, same next token at "
+                f"{self.argmax_agreement:.1%} of positions)"
             )
 
 
