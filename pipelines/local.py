@@ -149,16 +149,18 @@ class _Runner:
     def run(self, received: list[int]) -> int:
         """Start the child, follow it until it ends or a signal comes, and leave no process behind; its status."""
         processes.adopt_orphans()
-        with tempfile.TemporaryDirectory(prefix="crosstrain-python-") as bin_folder, self._folder.log.open("ab") as log:
-            child = self._start(Path(bin_folder))
+        scratch = tempfile.TemporaryDirectory(prefix="crosstrain-run-", ignore_cleanup_errors=True)
+        with scratch as scratch_folder, self._folder.log.open("ab") as log:
+            child = self._start(Path(scratch_folder))
             try:
                 self._follow(child, log, received)
             finally:
                 processes.end_descendants()
             return child.wait()
 
-    def _start(self, bin_folder: Path) -> "subprocess.Popen[bytes]":
-        python = bin_folder / "python3"
+    def _start(self, scratch: Path) -> "subprocess.Popen[bytes]":
+        python = scratch / "bin" / "python3"
+        python.parent.mkdir()
         python.write_text(_PYTHON.format(python=shlex.quote(sys.executable)))
         python.chmod(0o755)
         child = subprocess.Popen(
@@ -171,14 +173,14 @@ class _Runner:
             env={
                 **os.environ,
                 RUN_DIR_VARIABLE: str(self._folder.path),
-                "PATH": os.pathsep.join([str(bin_folder), os.environ.get("PATH", os.defpath)]),
+                "PATH": os.pathsep.join([str(python.parent), os.environ.get("PATH", os.defpath)]),
                 "PYTHONUNBUFFERED": "1",
                 "PYTHONSAFEPATH": "1",  # a tokenize.py in the user's folder is not the standard library's
             },
         )
         assert child.stdin is not None
         with child.stdin:
-            child.stdin.write(json.dumps(self._request).encode())
+            child.stdin.write(json.dumps({**self._request, "scratch": str(scratch)}).encode())
         return child
 
     def _follow(self, child: "subprocess.Popen[bytes]", log: IO[bytes], received: list[int]) -> None:
@@ -232,7 +234,8 @@ def _report_failure(progress: Progress, folder: RunFolder, code: int) -> None:
         log = folder.logs / f"{step.task}.log"
         if not log.is_file():
             log = folder.log
-        print(f"error: {step.title} ({step.task}) failed: {step.error}; log: {log}", file=sys.stderr)
+        name = step.task if step.title == step.task else f"{step.title} ({step.task})"
+        print(f"error: {name} failed: {step.error}; log: {log}", file=sys.stderr)
     if not failed:
         reason = progress.error or f"the process that runs the pipeline ended with status {code}"
         print(f"error: {reason}; log: {folder.log}", file=sys.stderr)

@@ -186,7 +186,7 @@ def _put(mapping: dict[str, Any], keys: Sequence[str], value: Any, setting: str)
     for key in keys[:-1]:
         mapping = mapping.setdefault(key, {})
         if not isinstance(mapping, dict):
-            raise ValueError(f"--set {setting}: {key!r} holds {_kind(mapping)}, not a mapping")
+            raise ValueError(f"--set {setting}: {key} is {mapping!r} already, not a mapping")
     mapping[keys[-1]] = value
 
 

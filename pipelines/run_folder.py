@@ -1,7 +1,7 @@
-"""The folder of a local run: what lies where, one run in it at a time, and no second run of something else.
+"""The folder of a local run: what lies where, one run in it at a time, and a finished run left as it is.
 
-Steps find their finished outputs by the folder, so that continuing a run means naming its folder again. Such a
-folder must therefore not be given to a run of another pipeline or with other parameters.
+Steps find their finished outputs by the folder, so that continuing a run means naming its folder again. A run
+that failed may go on with other parameters: a step whose finished output they would change refuses.
 """
 
 import fcntl
@@ -67,7 +67,7 @@ class RunFolder:
         Outputs of steps that are not crosstrain's are removed: such steps expect none.
 
         Raises:
-            ValueError: the folder holds a run of another pipeline or with other parameters.
+            ValueError: the folder holds a run of another pipeline, or a finished one with other parameters.
         """
         if self.summary.is_file():
             self._check_same(pipeline, values)
@@ -82,10 +82,11 @@ class RunFolder:
         difference = ""
         if before["pipeline"] != pipeline.name:
             difference = f"of {before['pipeline']}"
-        elif before["pipeline_sha256"] != pipeline.sha256:
-            difference = "of another version of the pipeline"
-        for name in values:
-            if not difference and before["parameters"][name] != values[name]:
+        elif before["status"] == "succeeded":
+            if before["pipeline_sha256"] != pipeline.sha256:
+                difference = "of another version of the pipeline"
+            elif changed := [name for name in values if before["parameters"][name] != values[name]]:
+                name = changed[0]
                 difference = f"with another {name}: there {before['parameters'][name]!r}, here {values[name]!r}"
         if difference:
             raise ValueError(f"{self.path}: holds a run {difference}; choose another --out, or delete the folder")
