@@ -24,19 +24,14 @@ PREFIX = "base_model.model."
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Values (or their beginnings) of `init_lora_weights` that subtract the initial adapter from the base weights."""
 
-REFUSED = {
-    "fan_in_fan_out": "transposed (Conv1D) weights",
-    "lora_bias": "biases in the adapter",
-    "layer_replication": "replicated layers",
-    "trainable_token_indices": "single trained tokens",
-    "use_qalora": "QALoRA",
-    "alora_invocation_tokens": "activated LoRA, which depends on the text and cannot be merged",
-    "target_parameters": "parameters targeted without their module",
-    "megatron_config": "Megatron layers",
-    "arrow_config": "Arrow routing, which depends on the text and cannot be merged",
-    "ensure_weight_tying": "tied adapters",
-}
-"""Options of a peft configuration that are not handled when set, and what they are."""
+HANDLED = (
+    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "eva_config",
+    "exclude_modules", "inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform", "loftq_config",
+    "lora_alpha", "lora_dropout", "lora_ga_config", "megatron_core", "modules_to_save", "peft_type", "peft_version",
+    "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config", "target_modules", "task_type", "use_dora",
+    "use_rslora", "velora_config",
+)  # fmt: skip
+"""Options of a peft configuration that the formulas cover, or that say nothing of what the weights mean."""
 
 
 @dataclass(frozen=True)
@@ -122,9 +117,9 @@ def check_settings(settings: dict[str, Any], where: str) -> None:
         )
     if settings.get("bias", "none") != "none":
         raise ValueError(f"{where}: bias={settings['bias']!r} trained the base's biases, which is not handled")
-    for name, what in REFUSED.items():
-        if settings.get(name):
-            raise ValueError(f"{where}: {name} is set ({what}), which is not handled")
+    for name, value in settings.items():
+        if value and name not in HANDLED:
+            raise ValueError(f"{where}: {name} is set ({value!r:.60}), which is not handled; a merge would ignore it")
 
 
 _PARTS = re.compile(

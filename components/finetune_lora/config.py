@@ -1,0 +1,66 @@
+"""Options of finetune_lora; torch-free, because help and faces read them."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from crosstrain.components.core.config import (
+    InputURI,
+    NonNegativeFloat,
+    NonNegativeInt,
+    OutputURI,
+    PositiveFloat,
+    PositiveInt,
+    StateURI,
+)
+from crosstrain.components.core.training_config import TrainingOptions
+
+
+class Config(TrainingOptions):
+    """Fine-tune a model with LoRA or DoRA through peft; the output is a standard adapter folder."""
+
+    model: InputURI
+    """Model artifact to tune; its weights stay as they are."""
+    data: InputURI
+    """Shards artifact (continued pre-training), or a corpus of JSONL rows: prompt and completion, or chat messages."""
+    output: OutputURI
+    """Where the adapter goes: a prefix or folder."""
+    state: StateURI = ""
+    """Prefix for checkpoints; a killed run with the same options and data resumes from it. Empty: beside the
+    output, at <output>.state."""
+    method: Literal["lora", "dora"] = "lora"
+    """lora: low-rank updates. dora: their magnitude trained apart from their direction, about a fifth slower."""
+    rank: PositiveInt = 16
+    """Rank of the updates: numbers trained a module are rank x (inputs + outputs)."""
+    alpha: PositiveInt = 32
+    """Updates are scaled by alpha / rank, or by alpha / sqrt(rank) with rslora."""
+    rslora: bool = False
+    """Rank-stabilised scaling, for high ranks."""
+    dropout: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
+    """Probability with which an input of the update is dropped in training."""
+    target_modules: tuple[str, ...] = Field(("all-linear",), min_length=1)
+    """Linear modules to tune, by the end of their names (q_proj); all-linear: every one but lm_head."""
+    base_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type the base is held in while training; the adapter is always float32."""
+    base_name: str = ""
+    """Name of the base model for adapter_config.json, such as a hub id; empty: made from the manifest's SHA-256."""
+    prompt_field: str = "prompt"
+    """JSON field of the text that is given, and not trained on."""
+    completion_field: str = "completion"
+    """JSON field of the text that is to be learned; EOS is put after it."""
+    messages_field: str = "messages"
+    """JSON field of a chat: a list of {role, content}, rendered by the model's chat template; rows that have it
+    are chats, and the assistant's turns alone are trained on."""
+    sequence_length: NonNegativeInt = 0
+    """Longest row in tokens, more is cut off at the end; 0: 1024, or the model's maximum if that is less. Shards
+    have their own."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train; auto: the first GPU, else the CPU."""
+    steps: PositiveInt = 100
+    """Optimizer steps."""
+    learning_rate: PositiveFloat = 2e-4
+    """Peak learning rate, reached after warm-up; about ten times what full fine-tuning takes."""
+    warmup_steps: NonNegativeInt = 10
+    """Optimizer steps of linear warm-up."""
+    weight_decay: NonNegativeFloat = 0.0
+    """AdamW's weight decay on the factors."""

@@ -1,0 +1,183 @@
+"""Fine-tuning with LoRA or DoRA: a model and data in, a standard peft adapter out.
+
+Everything that can be refused is refused before the first step; what was trained is read back and checked after the
+last. The loop is core/training, the data are core/data's shards or this component's rows, the adapter is peft's; what
+is here is how they meet. Left out on purpose: several processes.
+"""
+
+import logging
+import os
+import resource
+
+import torch
+
+from crosstrain.components.core import model as models
+from crosstrain.components.core.artifact import Artifact, ArtifactWriter
+from crosstrain.components.core.checkpoint import Checkpoints, require_writable, run_key
+from crosstrain.components.core.data import BatchPlan, ShardDataset
+from crosstrain.components.core.manifest import AdapterFacts, ModelFacts
+from crosstrain.components.core.precision import choose
+from crosstrain.components.core.reproducible import reproducible
+from crosstrain.components.core.step import Result
+from crosstrain.components.core.tokenizer import FILES, load_tokenizer
+from crosstrain.components.core.training import Outcome, train
+from crosstrain.components.finetune_lora.adapter import (
+    add_adapter,
+    check_adapter,
+    choose_targets,
+    expected,
+    save_adapter,
+)
+from crosstrain.components.finetune_lora.config import Config
+from crosstrain.components.finetune_lora.rows import RowDataset, read_rows
+
+log = logging.getLogger(__name__)
+
+COMPONENT = "finetune_lora"
+ROW_LENGTH = 1024
+"""Longest row in tokens when the user sets none."""
+
+
+def run(config: Config) -> Result:
+    """Tune a model and write the adapter.
+
+    Raises:
+        ValueError, FileNotFoundError, PermissionError: an input, option or place does not do, before training; or
+            the trained adapter is not what was asked for.
+        Diverged: the loss went wrong; the last good checkpoint stands.
+        InterruptedError: SIGTERM; a checkpoint was saved.
+    """
+    base, data = Artifact.open(config.model, "model"), Artifact.open(config.data)
+    dataset, validation = _data(base, data, config)
+    _check_ranks(len(dataset), config.global_batch_size)
+    device = _device(config.device)
+    require_writable(config.output)
+    inputs = {"model": base.manifest.source(), "data": data.manifest.source()}
+    checkpoints = Checkpoints(
+        config.state or f"{config.output.rstrip('/')}.state",
+        run_key(COMPONENT, {**config.options(), "device": device.type}, inputs),
+        component=COMPONENT,
+        options=config.options(),
+        inputs=inputs,
+        keep=config.keep_checkpoints,
+    )
+    with reproducible(config.threads):
+        model = models.load_model(base, getattr(torch, config.base_dtype), str(device))
+        targets = choose_targets(model, config.target_modules, base.facts.tied_embeddings)
+        base_parameters = models.count_parameters(model)
+        tuned = add_adapter(model, targets, config)
+        wanted = expected(tuned)
+    trainable = sum(parameter.numel() for parameter in tuned.parameters() if parameter.requires_grad)
+    log.info(
+        "%s: %d of %d parameters are trained, on %s", config.method, trainable, base_parameters + trainable, device
+    )
+    outcome = train(tuned, dataset, config, choose("fp32", device), checkpoints, validation=validation)
+
+    with ArtifactWriter(config.output) as writer:
+        folder = writer.staging / "adapter"
+        save_adapter(tuned, folder, config.base_name or f"crosstrain-model-{base.manifest.sha256[:12]}")
+        check_adapter(folder, wanted, config.method)
+        writer.add_folder(folder)
+        with writer.create(models.LOG_NAME) as path:
+            path.write_text(outcome.log_lines(), encoding="utf-8")
+        facts = AdapterFacts(
+            method=config.method,
+            rank=config.rank,
+            alpha=config.alpha,
+            target_modules=tuple(sorted({name.rpartition(".")[2] for name in wanted.shapes})),
+            trainable_parameters=trainable,
+            base_parameters=base_parameters,
+            base_sha256=base.manifest.sha256,
+            steps=outcome.steps,
+            tokens_seen=outcome.tokens,
+            train_loss=outcome.train_loss,
+            rows=len(dataset) if isinstance(dataset, RowDataset) else 0,
+            rows_dropped=dataset.dropped if isinstance(dataset, RowDataset) else 0,
+        )
+        artifact = writer.commit(COMPONENT, facts, config.options(), inputs)
+    return Result(artifact, _metrics(outcome, facts))
+
+
+def _data(base: Artifact, data: Artifact, config: Config) -> tuple[ShardDataset | RowDataset, ShardDataset | None]:
+    """What to train on and, where the data have such a split, what to measure on; checked against the model."""
+    facts: ModelFacts = base.facts
+    if data.manifest.kind == "shards":
+        _check_shards(base, data)
+        return ShardDataset(data, "train"), ShardDataset(data, "validation")
+    if data.manifest.kind != "corpus":
+        raise ValueError(f"{data.uri}: this is a {data.manifest.kind} artifact; give shards or a corpus of JSONL rows")
+    if facts.tokenizer_sha256 is None:
+        raise ValueError(
+            f"{base.uri}: the model has no tokenizer.json, and rows of text need one; import it with the model"
+        )
+    if config.sequence_length > facts.max_sequence_length:
+        raise ValueError(
+            f"sequence_length {config.sequence_length} is above the model's maximum of {facts.max_sequence_length} "
+            "positions; choose a smaller one"
+        )
+    for file in base.manifest.files:
+        if file.path in FILES:
+            base.fetch(file.path)
+    tokenizer = load_tokenizer(base.fetch("tokenizer.json").parent)
+    _check_vocabulary(tokenizer.vocab_size, facts, base.uri)
+    length = config.sequence_length or min(ROW_LENGTH, facts.max_sequence_length)
+    return read_rows(data, tokenizer, config, length), None
+
+
+def _check_shards(base: Artifact, data: Artifact) -> None:
+    model, shards = base.facts, data.facts
+    if shards.tokenizer.sha256 != model.tokenizer_sha256:
+        has = f"{model.tokenizer_sha256[:12]}…" if model.tokenizer_sha256 else "no tokenizer.json"
+        raise ValueError(
+            f"{data.uri}: made with the tokenizer {shards.tokenizer.sha256[:12]}…, and the model has {has}; tokenize "
+            "the text again with tokenizer set to the model"
+        )
+    _check_vocabulary(shards.tokenizer.vocab_size, model, base.uri)
+    if shards.sequence_length > model.max_sequence_length:
+        raise ValueError(
+            f"{data.uri}: sequence length {shards.sequence_length} is above the model's maximum of "
+            f"{model.max_sequence_length} positions; shard with a smaller sequence_length"
+        )
+
+
+def _check_vocabulary(size: int, facts: ModelFacts, where: str) -> None:
+    if size > facts.vocab_size:
+        raise ValueError(
+            f"{where}: the tokenizer has {size} ids and the model's embedding {facts.vocab_size}; resize the model's "
+            "embeddings to its tokenizer first"
+        )
+
+
+def _check_ranks(samples: int, global_batch_size: int) -> None:
+    """Refuse data that does not go round, and more than one process."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    BatchPlan(samples, global_batch_size, seed=0, world=world)
+    if world > 1:
+        raise ValueError(f"WORLD_SIZE is {world}: this version trains in one process only; start it without torchrun")
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device cuda: torch sees no CUDA device on this machine; use device cpu or auto")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def _metrics(outcome: Outcome, facts: AdapterFacts) -> dict[str, float]:
+    metrics: dict[str, float] = {
+        "trainable_parameters": facts.trainable_parameters,
+        "trainable_fraction": facts.trainable_parameters / (facts.base_parameters + facts.trainable_parameters),
+        "tokens_seen": outcome.tokens,
+        "rows": facts.rows,
+        "rows_dropped": facts.rows_dropped,
+        "training_seconds": outcome.seconds,
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+    if outcome.train_loss is not None:
+        metrics["train_loss"] = outcome.train_loss
+    if outcome.validation_loss is not None:
+        metrics["validation_loss"] = outcome.validation_loss
+    if outcome.tokens_per_second:
+        metrics["tokens_per_second"] = outcome.tokens_per_second
+    return metrics
