@@ -184,3 +184,19 @@ def test_a_published_digest_is_what_faces_use(tmp_path: Path, monkeypatch: pytes
     assert made["DATA"] == "registry.example/team/data-python:0.1.0@sha256:" + "ab" * 32
     assert made["GPU"] == "registry.example/team/gpu-python:0.1.0"
     assert "sha256:" + "cd" * 32 in (tmp_path / "images" / "submit" / "Dockerfile").read_text()
+
+
+def test_hyperpodrun_lets_the_agent_replace_an_option_of_torch() -> None:
+    spec = importlib.util.spec_from_file_location("hyperpodrun", FOLDER / "gpu" / "hyperpodrun.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    parser = module.forgiving_parser()
+    parser.add_argument("--shutdown-timeout", type=int, default=15)
+    arguments = parser.parse_args(["--shutdown-timeout", "7", "--nproc-per-node", "8", "train.py"])
+    assert (arguments.shutdown_timeout, arguments.nproc_per_node) == (7, "8")
+
+
+def test_the_agent_is_served_by_a_fastapi_that_takes_requests_without_content_type() -> None:
+    for image in ("gpu", "neuron"):
+        assert Version(pins(f"{image}/requirements.lock")["fastapi"][0]) < Version("0.132")
