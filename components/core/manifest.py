@@ -178,6 +178,14 @@ class EvaluationFacts(_Strict):
 
     kind: Literal["evaluation"] = "evaluation"
     verdict: Literal["pass", "fail"]
+    finding: Literal["identical", "significantly better", "significantly worse", "no significant difference"]
+    """What the candidate is beside the baseline, whatever the margin."""
+    unit: Literal["document", "sample"]
+    """What was resampled for the intervals."""
+    device: str
+    """What it ran on: `CPU`, or the accelerator's name."""
+    dtype: str
+    """Data type of weights and arithmetic during the evaluation."""
     metrics: dict[str, float]
     """Finite numbers only; names as KFP shows them."""
 

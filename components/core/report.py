@@ -34,7 +34,7 @@ p { margin: 6px 0; max-width: 78ch; }
 .note, figcaption, caption { color: var(--muted); font-size: 13px; text-align: left; }
 .verdict { display: flex; gap: 16px; align-items: baseline; padding: 14px 18px; border-radius: 6px;
   background: var(--soft); border-left: 5px solid var(--muted); }
-.verdict p { margin: 0; }
+.verdict p { margin: 0; } .verdict p + p { margin-top: 4px; }
 .verdict strong { font-size: 20px; letter-spacing: .04em; }
 .good { border-color: var(--good); } .good strong { color: var(--good); }
 .bad { border-color: var(--bad); } .bad strong { color: var(--bad); }
@@ -45,7 +45,7 @@ thead th { color: var(--muted); font-weight: 600; font-size: 13px; vertical-alig
 tbody th { font-weight: 600; white-space: nowrap; }
 .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 code { font: 12.5px/1.45 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; overflow-wrap: anywhere; }
-figure { margin: 12px 0; min-width: 0; }
+figure { margin: 12px 0; min-width: 0; max-width: 720px; }
 svg { display: block; width: 100%; height: auto; font-family: inherit; stroke-linejoin: round; }
 .grid { display: grid; gap: 8px 28px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr)); }
 .texts { display: grid; gap: 10px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 260px), 1fr)); }
@@ -79,9 +79,10 @@ def join(parts: Iterable[Markup | str], between: str = "") -> Markup:
     return Markup(between).join(parts)
 
 
-def verdict(word: str, tone: Tone, sentence: str) -> Markup:
-    """The answer, on top of everything else."""
-    return Markup('<div class="verdict {}"><strong>{}</strong><p>{}</p></div>').format(tone, word, sentence)
+def verdict(word: str, tone: Tone, *sentences: str) -> Markup:
+    """The answer, on top of everything else; what comes after the first sentence is set smaller."""
+    told = join(paragraph(sentence, note=number > 0) for number, sentence in enumerate(sentences))
+    return Markup('<div class="verdict {}"><strong>{}</strong><div>{}</div></div>').format(tone, word, told)
 
 
 def section(heading: str, *parts: Markup) -> Markup:
@@ -125,9 +126,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Markup | str]], numbers
     ).format(head, body)
 
 
-def figure(chart: Markup, caption: str) -> Markup:
+def figure(chart: Markup, caption: str = "") -> Markup:
     """A chart and what it says."""
-    return Markup("<figure>{}<figcaption>{}</figcaption></figure>").format(chart, caption)
+    told = Markup("<figcaption>{}</figcaption>").format(caption) if caption else Markup("")
+    return Markup("<figure>{}{}</figure>").format(chart, told)
 
 
 def grid(parts: Iterable[Markup]) -> Markup:
