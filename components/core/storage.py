@@ -6,10 +6,11 @@ that dies leaves nothing under the key. Left out on purpose: append, rename and 
 """
 
 import fcntl
+import hashlib
 import io
 import os
-import shutil
 import tempfile
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,10 +27,12 @@ class Entry:
     key: str
     bytes: int
     etag: str
+    sha256: str = ""
+    """SHA-256 of the content, where the call read or wrote all of it: `upload`, `download`, `digest`."""
 
 
 class Store(ABC):
-    """Bytes under one URI prefix.
+    """Bytes under one URI prefix; may be pickled, and used after a fork and by many threads.
 
     Raises (all methods): FileNotFoundError for a missing key or bucket, PermissionError for refused or
     expired credentials, OSError for anything else that retries did not cure; each message names the URI
@@ -50,15 +53,19 @@ class Store(ABC):
 
     @abstractmethod
     def open(self, key: str, offset: int = 0, length: int | None = None) -> BinaryIO:
-        """A stream over an object's bytes [offset, offset + length); close it."""
+        """A seekable stream over an object's bytes [offset, offset + length), empty past its end; close it."""
 
     @abstractmethod
     def upload(self, path: Path, key: str) -> Entry:
-        """Store a local file, in parts when large, checksummed on the way."""
+        """Store a local file, in parts when large, checksummed on the way and hashed in the same pass."""
 
     @abstractmethod
-    def download(self, key: str, path: Path) -> None:
-        """Fetch an object into a local file, which appears only when whole."""
+    def download(self, key: str, path: Path) -> Entry:
+        """Fetch an object into a local file, which appears only when whole; hashed in the same pass."""
+
+    @abstractmethod
+    def digest(self, key: str) -> Entry:
+        """Read an object whole for its SHA-256."""
 
     @abstractmethod
     def write(self, key: str, data: bytes) -> Entry:
@@ -66,11 +73,15 @@ class Store(ABC):
 
     @abstractmethod
     def write_if_absent(self, key: str, data: bytes) -> bool:
-        """Store bytes only if the key does not exist; False when it does. One of many racing writers wins."""
+        """Store bytes only if the key does not exist; False when it does.
+
+        One of many racing writers wins. Racing writers should write different bytes: when an answer is lost,
+        the bytes found tell whether the write took place.
+        """
 
     @abstractmethod
     def write_if_match(self, key: str, data: bytes, etag: str) -> bool:
-        """Replace an object only if it still has this version tag; False when it has not."""
+        """Replace an object only if it still has this version tag; False when it has not. See `write_if_absent`."""
 
     @abstractmethod
     def stat(self, key: str) -> Entry:
@@ -84,12 +95,16 @@ class Store(ABC):
     def delete(self, key: str) -> None:
         """Delete one object; a missing one is no error."""
 
+    @abstractmethod
     def delete_prefix(self, prefix: str) -> int:
-        """Delete every object under the folder `prefix`; the number deleted."""
-        keys = [entry.key for entry in self.list(prefix)]
-        for key in keys:
-            self.delete(key)
-        return len(keys)
+        """Delete every object under the folder `prefix`; the number deleted.
+
+        Whoever deletes an artifact deletes its manifest first, so that no half of it seems whole.
+        """
+
+    @abstractmethod
+    def check_writable(self) -> None:
+        """Raise PermissionError or FileNotFoundError now, and leave nothing behind, if writing here would."""
 
     def exists(self, key: str) -> bool:
         """Whether the key names an object."""
@@ -108,12 +123,32 @@ class Store(ABC):
         """Where the key already lies on this machine's disk, or None when it has to be downloaded."""
         return None
 
+    def check_conditional_writes(self) -> None:
+        """Try on a scratch object that `write_if_absent` and `write_if_match` hold back; OSError if they do not.
+
+        Some S3 servers, and older versions of others, ignore the conditions and overwrite.
+        """
+        key = f"{TEMPORARY}probe-{uuid.uuid4().hex}"
+        try:
+            first = self.write_if_absent(key, b"first")
+            second = self.write_if_absent(key, b"second")
+            stale = self.write_if_match(key, b"stale", "0" * 32)
+            fresh = self.write_if_match(key, b"fresh", self.stat(key).etag)
+        finally:
+            self.delete(key)
+        if (first, second, stale, fresh) != (True, False, False, True):
+            raise OSError(
+                f"{self.uri}: the server ignores conditional writes (If-None-Match, If-Match), which keep two runs "
+                "from writing over each other; use a newer version or another store"
+            )
+
 
 def open_store(uri: str) -> Store:
     """The store for `s3://bucket/prefix`, `minio://bucket/prefix`, `file:///folder` or a folder's path.
 
     Raises:
-        ValueError: the scheme is unknown, the bucket is missing, or the prefix holds an empty part ('//').
+        ValueError: the scheme is unknown, the bucket is missing or misnamed, or an S3 prefix holds an empty
+            part ('//').
     """
     scheme = urlsplit(uri).scheme if "://" in uri else ""
     if scheme in ("s3", "minio"):
@@ -121,7 +156,10 @@ def open_store(uri: str) -> Store:
 
         return S3Store(uri)
     if scheme == "file":
-        return LocalStore(unquote(urlsplit(uri).path))
+        parts = urlsplit(uri)
+        if parts.netloc not in ("", "localhost"):
+            raise ValueError(f"{uri}: names the host {parts.netloc!r}; a local folder is file:///folder")
+        return LocalStore(unquote(parts.path))
     if scheme:
         raise ValueError(f"{uri}: unknown scheme {scheme!r}; use s3://, minio://, file:// or a path")
     if not uri:
@@ -130,11 +168,27 @@ def open_store(uri: str) -> Store:
 
 
 def check_key(key: str) -> str:
-    """Refuse a key that is empty, absolute, or climbs out of its store."""
-    parts = key.split("/")
-    if not key or key.startswith("/") or any(part in ("", ".", "..") for part in parts) or "\0" in key:
-        raise ValueError(f"{key!r} is not a relative key without '', '.' and '..' parts")
+    """Refuse a key that is empty, absolute, climbs out, or holds a backslash (which SeaweedFS turns into '/')."""
+    if any(part in ("", ".", "..") for part in key.split("/")) or "\0" in key or "\\" in key:
+        raise ValueError(f"{key!r} is not a relative key without '', '.' and '..' parts and without backslashes")
     return key
+
+
+def place(
+    target: Path, fill: Callable[[BinaryIO], object], publish: Callable[[str, Path], object] = os.replace
+) -> None:
+    """Make a file appear whole: fill a temporary one beside it, flush it to disk, publish it under its name."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=TEMPORARY, dir=target.parent)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            fill(stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(name).chmod(0o666 & ~_UMASK)
+        publish(name, target)
+    finally:
+        Path(name).unlink(missing_ok=True)
 
 
 class LocalStore(Store):
@@ -145,42 +199,43 @@ class LocalStore(Store):
         super().__init__(str(self.folder))
 
     def child(self, key: str) -> "LocalStore":
-        return LocalStore(self.folder / check_key(key.strip("/")))
+        return LocalStore(self._path(key.strip("/")))
 
     def _path(self, key: str) -> Path:
         return self.folder / check_key(key)
 
     def open(self, key: str, offset: int = 0, length: int | None = None) -> BinaryIO:
         stream = self._path(key).open("rb")
-        stream.seek(offset)
-        if length is None:
+        if offset == 0 and length is None:
             return stream
-        with stream:
-            return io.BytesIO(stream.read(length))
+        return io.BufferedReader(_Window(stream, offset, length))
 
     def upload(self, path: Path, key: str) -> Entry:
-        return self._replace(key, lambda target: shutil.copyfile(path, target))
+        return _copy(path, self._path(key), lambda: self.stat(key))
 
-    def download(self, key: str, path: Path) -> None:
-        source = self._path(key)
-        LocalStore(path.parent)._replace(path.name, lambda target: shutil.copyfile(source, target))
+    def download(self, key: str, path: Path) -> Entry:
+        return _copy(self._path(key), path, lambda: self.stat(key))
+
+    def digest(self, key: str) -> Entry:
+        with self._path(key).open("rb") as stream:
+            return _hashed(self.stat(key), hashlib.file_digest(stream, "sha256").hexdigest())
 
     def write(self, key: str, data: bytes) -> Entry:
-        return self._replace(key, lambda target: target.write_bytes(data))
+        place(self._path(key), lambda stream: stream.write(data))
+        return self.stat(key)
 
     def write_if_absent(self, key: str, data: bytes) -> bool:
         try:
-            self._replace(key, lambda target: target.write_bytes(data), publish=os.link)
+            place(self._path(key), lambda stream: stream.write(data), publish=os.link)
         except FileExistsError:
             return False
         return True
 
     def write_if_match(self, key: str, data: bytes, etag: str) -> bool:
-        with self._lock(key):
-            try:
-                if self.stat(key).etag != etag:
-                    return False
-            except FileNotFoundError:
+        if not self.exists(key):
+            return False
+        with _locked(self._path(key).parent):
+            if not self.exists(key) or self.stat(key).etag != etag:
                 return False
             self.write(key, data)
         return True
@@ -193,14 +248,12 @@ class LocalStore(Store):
         return Entry(key, status.st_size, f"{status.st_mtime_ns}-{status.st_ino}-{status.st_size}")
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
-        top = self.folder / check_key(prefix.strip("/")) if prefix.strip("/") else self.folder
+        top = self._path(prefix.strip("/")) if prefix.strip("/") else self.folder
         keys = []
-        for folder, _, names in os.walk(top):
-            keys += [
-                (Path(folder) / name).relative_to(self.folder).as_posix()
-                for name in names
-                if not name.startswith(_TEMPORARY)
-            ]
+        for folder, folders, names in os.walk(top):
+            folders[:] = [name for name in folders if not name.startswith(TEMPORARY)]
+            here = Path(folder).relative_to(self.folder)
+            keys += [(here / name).as_posix() for name in names if not name.startswith(TEMPORARY)]
         return (self.stat(key) for key in sorted(keys))
 
     def delete(self, key: str) -> None:
@@ -210,32 +263,86 @@ class LocalStore(Store):
             if parent == self.folder or not _remove_if_empty(parent):
                 break
 
+    def delete_prefix(self, prefix: str) -> int:
+        keys = [entry.key for entry in self.list(prefix)]
+        for key in keys:
+            self.delete(key)
+        return len(keys)
+
+    def check_writable(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.folder):
+                pass
+        except OSError as error:
+            raise PermissionError(
+                f"{self.folder}: cannot write the output here ({error.strerror}); choose another output"
+            ) from None
+
     def local_path(self, key: str = "") -> Path | None:
         return self._path(key) if key else self.folder
 
-    def _replace(self, key: str, fill: Callable[[Path], object], publish: Callable = os.replace) -> Entry:
-        """Fill a temporary file beside the target, flush it to disk, and publish it under its name."""
-        target = self._path(key)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=_TEMPORARY, dir=target.parent)
-        os.close(handle)
-        try:
-            fill(Path(name))
-            with open(name, "rb") as written:
-                os.fsync(written.fileno())
-            os.chmod(name, 0o666 & ~_UMASK)
-            publish(name, target)
-        finally:
-            Path(name).unlink(missing_ok=True)
-        return self.stat(key)
 
-    @contextmanager
-    def _lock(self, key: str) -> Iterator[None]:
-        path = self._path(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with (path.parent / f"{_TEMPORARY}{path.name}.lock").open("w") as handle:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
+class _Window(io.RawIOBase):
+    """The bytes [offset, offset + length) of a file, as a file of their own; owns the file."""
+
+    def __init__(self, file: BinaryIO, offset: int, length: int | None) -> None:
+        size = os.fstat(file.fileno()).st_size
+        self._file, self._offset = file, min(offset, size)
+        self._size = size - self._offset if length is None else min(length, size - self._offset)
+        self.seek(0)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: getattr(self, "_position", 0), os.SEEK_END: self._size}[whence]
+        self._position = max(base + offset, 0)
+        self._file.seek(self._offset + self._position)
+        return self._position
+
+    def readinto(self, buffer: "memoryview") -> int:  # type: ignore[override]
+        view = memoryview(buffer)[: max(self._size - self._position, 0)]
+        count = self._file.readinto(view)  # type: ignore[attr-defined]
+        self._position += count
+        return int(count)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _copy(source: Path, target: Path, stat: Callable[[], Entry]) -> Entry:
+    digest = hashlib.sha256()
+    with source.open("rb") as stream:
+
+        def fill(out: BinaryIO) -> None:
+            while block := stream.read(_BLOCK_BYTES):
+                digest.update(block)
+                out.write(block)
+
+        place(target, fill)
+    return _hashed(stat(), digest.hexdigest())
+
+
+def _hashed(entry: Entry, sha256: str) -> Entry:
+    return Entry(entry.key, entry.bytes, entry.etag, sha256)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _remove_if_empty(folder: Path) -> bool:
@@ -252,5 +359,7 @@ def _read_umask() -> int:
     return mask
 
 
-_TEMPORARY = ".crosstrain-"
+TEMPORARY = ".crosstrain-"
+"""What the names of temporary files and folders begin with; no listing shows them."""
 _UMASK = _read_umask()
+_BLOCK_BYTES = 1 << 20
