@@ -8,7 +8,7 @@ import hashlib
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -84,6 +84,12 @@ class Artifact:
             self._verified.add(path)
         return local
 
+    def release(self, path: str) -> None:
+        """Drop the local copy of one object, if `fetch` made one."""
+        if self.files.local_path(path) is None and path in self._verified:
+            (self._folder() / path).unlink()
+            self._verified.discard(path)
+
     def fetch_all(self, prefix: str = "") -> Path:
         """Every object (under a folder of the artifact), verified; the local folder that holds them."""
         for file in self.manifest.files:
@@ -145,15 +151,26 @@ class ArtifactWriter:
         self._files[path] = file
         return file
 
-    def adopt(self, file: File) -> bool:
-        """List an object that an earlier, interrupted try has stored; False when it is not there in that size."""
-        try:
-            found = self.store.stat(file.path).bytes == file.bytes
-        except FileNotFoundError:
-            found = False
-        if found:
-            self._files[file.path] = file
-        return found
+    @property
+    def files(self) -> list[File]:
+        """What has been added so far."""
+        return list(self._files.values())
+
+    def adopt(self, files: Sequence[File]) -> bool:
+        """List objects that an earlier, interrupted try has stored; False if one is not there in its size."""
+        for file in files:
+            try:
+                if self.store.stat(file.path).bytes != file.bytes:
+                    return False
+            except FileNotFoundError:
+                return False
+        self._files.update({file.path: file for file in files})
+        return True
+
+    def discard(self, path: str) -> None:
+        """Take back one object that was added."""
+        del self._files[path]
+        self.store.delete(path)
 
     def add_folder(self, folder: Path, prefix: str = "") -> None:
         """Store every file of a local folder under `prefix`, sorted by name."""

@@ -56,10 +56,14 @@ class Tokenizer:
         self._fast: Any = None
 
     @property
+    def encoder(self) -> Literal["fastokens", "tokenizers"]:
+        """The library that encodes."""
+        return "tokenizers" if self._fast is None else "fastokens"
+
+    @property
     def engine(self) -> str:
-        """The encoder in use and its version."""
-        name = "tokenizers" if self._fast is None else "fastokens"
-        return f"{name} {version(name)}"
+        """The library that encodes and its version."""
+        return f"{self.encoder} {version(self.encoder)}"
 
     def facts(self) -> TokenizerFacts:
         """What a manifest says of this tokenizer."""
@@ -79,7 +83,7 @@ class Tokenizer:
         """
         if self._fast is not None:
             ids, offsets = self._fast.encode_batch_flat(list(texts), split_special_tokens=not parse_special)
-            return np.frombuffer(ids, np.uint32), np.diff(np.frombuffer(offsets, np.uint64).astype(np.int64))
+            return np.frombuffer(ids, np.uint32), _lengths(np.frombuffer(offsets, np.int64))
         self.reference.encode_special_tokens = not parse_special
         found = [encoding.ids for encoding in self.reference.encode_batch_fast(list(texts), add_special_tokens=False)]
         lengths = np.array([len(ids) for ids in found], np.int64)
@@ -191,6 +195,10 @@ def read_settings(folder: Path) -> dict[str, Any]:
 def token_text(value: Any) -> str:
     """A token as settings hold it: plain, or an object with `content`."""
     return str(value.get("content", "")) if isinstance(value, dict) else str(value or "")
+
+
+def _lengths(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    return offsets[1:] - offsets[:-1]
 
 
 def _parse(path: Path, data: bytes) -> tokenizers.Tokenizer:

@@ -1,0 +1,173 @@
+"""From the texts of one unit to one part: `.bin`, `.idx` and `.hash`, in batches bounded by characters.
+
+One BOS goes before a document where the tokenizer wants one, one EOS behind it; no other id is added. The
+`.hash` file holds one little-endian uint64 a document, the hash of its text, by which shard splits; the `.size`
+file, made only for deduplication, holds the bytes of its text likewise.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crosstrain.components.core.tokenizer import Tokenizer
+from crosstrain.components.core.tokens import PairWriter, token_dtype
+from crosstrain.components.tokenize.config import Config
+from crosstrain.components.tokenize.pieces import PIECE, find_cuts
+from crosstrain.components.tokenize.tally import Counts, Tally
+
+BATCH = 1 << 20
+"""Characters encoded at once; the tokenizers library needs some 130 bytes of memory for each."""
+
+Report = Callable[[int, int], None]
+"""Called after each batch with its finished documents and its tokens."""
+
+
+def write_part(
+    texts: Iterator[str], stem: Path, tokenizer: Tokenizer, config: Config, tally: Tally, report: Report
+) -> Counts:
+    """Encode the documents of a unit into the part at `stem`; what became of them."""
+    with PartWriter(stem, tokenizer, config, report) as part:
+        for text in texts:
+            text = normalize(text)
+            if not text or text.isspace():
+                tally.empty += 1
+                continue
+            try:
+                cuts = find_cuts(text, tokenizer, config.parse_special)
+            except ValueError as error:
+                tally.invalid(str(error))
+                continue
+            part.add(text, cuts)
+    return Counts(
+        read=tally.read,
+        empty=tally.empty + part.empty,
+        null=tally.null,
+        quarantined=tally.quarantined,
+        documents=part.documents,
+        tokens=part.tokens,
+        text_bytes=part.text_bytes,
+    )
+
+
+def normalize(text: str) -> str:
+    """The text as it is encoded and hashed: without a byte order mark at its start, with LF for CRLF."""
+    return text.removeprefix("\ufeff").replace("\r\n", "\n")
+
+
+def hash_text(text: str) -> tuple[int, int]:
+    """A text's 64-bit hash (BLAKE2b), and its size in UTF-8 bytes."""
+    digest, size = hashlib.blake2b(digest_size=8), 0
+    for begin in range(0, len(text), PIECE):
+        data = text[begin : begin + PIECE].encode()
+        digest.update(data)
+        size += len(data)
+    return int.from_bytes(digest.digest(), "little"), size
+
+
+class PartWriter:
+    """Writes one part. Use as a context manager; the counts are final when the block has ended."""
+
+    def __init__(self, stem: Path, tokenizer: Tokenizer, config: Config, report: Report) -> None:
+        self._pair = PairWriter(stem, token_dtype(tokenizer.vocab_size))
+        self._hash_file = stem.with_name(stem.name + ".hash").open("wb")
+        self._size_file = stem.with_name(stem.name + ".size").open("wb") if config.deduplicate else None
+        self._tokenizer = tokenizer
+        self._parse_special = config.parse_special
+        self._append_eos = config.append_eos
+        self._report = report
+        self._pieces: list[str] = []
+        self._first: list[bool] = []
+        self._last: list[bool] = []
+        self._hashes: list[int] = []
+        self._sizes: list[int] = []
+        self._characters = 0
+        self._open_tokens = 0
+        """Ids written of the document that is not complete yet."""
+        self.empty = 0
+        """Documents that gave no id at all."""
+        self.text_bytes = 0
+
+    @property
+    def documents(self) -> int:
+        return self._pair.documents
+
+    @property
+    def tokens(self) -> int:
+        return self._pair.tokens
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._flush()
+        self._hash_file.close()
+        if self._size_file is not None:
+            self._size_file.close()
+        self._pair.__exit__(kind, error, trace)
+
+    def add(self, text: str, cuts: list[int]) -> None:
+        """Append a document, encoded in the pieces between `cuts`."""
+        value, size = hash_text(text)
+        for begin, end in pairwise([0, *cuts, len(text)]):
+            self._pieces.append(text[begin:end])
+            self._first.append(begin == 0)
+            self._last.append(end == len(text))
+            self._characters += end - begin
+            if self._last[-1]:
+                self._hashes.append(value)
+                self._sizes.append(size)
+            if self._characters >= BATCH:
+                self._flush()
+
+    def _flush(self) -> None:
+        if not self._pieces:
+            return
+        ids, lengths = self._tokenizer.encode_flat(self._pieces, self._parse_special)
+        ids, lengths = self._surround(ids, lengths)
+        ends = np.cumsum(lengths)[np.array(self._last)]
+        documents = np.diff(ends, prepend=0)
+        if documents.size:
+            documents[0] += self._open_tokens
+            self._open_tokens = ids.size - int(ends[-1])
+        else:
+            self._open_tokens += ids.size
+        self._pair.write_ids(ids)
+        full = documents > 0
+        self._pair.end_documents(documents[full])
+        sizes = np.array(self._sizes, "<u8")[full]
+        np.array(self._hashes, "<u8")[full].tofile(self._hash_file)
+        if self._size_file is not None:
+            sizes.tofile(self._size_file)
+        self.text_bytes += int(sizes.sum())
+        self.empty += int((~full).sum())
+        self._report(int(full.sum()), ids.size)
+        for items in (self._pieces, self._first, self._last, self._hashes, self._sizes):
+            items.clear()
+        self._characters = 0
+
+    def _surround(
+        self, ids: NDArray[np.uint32], lengths: NDArray[np.int64]
+    ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """Put BOS before first and EOS behind last pieces, unless parsed text has put it there already."""
+        bos, eos = self._tokenizer.bos_id, self._tokenizer.eos_id
+        add_bos = np.array(self._first) & (bos is not None)
+        add_eos = np.array(self._last) & self._append_eos
+        ends = np.cumsum(lengths)
+        starts = ends - lengths
+        if self._parse_special and ids.size:
+            full = lengths > 0
+            add_bos &= ~(full & (ids[np.minimum(starts, ids.size - 1)] == bos)) if bos is not None else False
+            add_eos &= ~(full & (ids[np.maximum(ends - 1, 0)] == eos))
+        where = np.column_stack([starts, ends])
+        added = np.column_stack([add_bos, add_eos])
+        values = np.broadcast_to(np.array([0 if bos is None else bos, eos], np.uint32), where.shape)
+        return np.insert(ids, where[added], values[added]), lengths + added.sum(axis=1)

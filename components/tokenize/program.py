@@ -1,0 +1,140 @@
+"""Corpus to token documents: plan units, choose tokenizer and encoder, do the units, write one manifest.
+
+What is read how, is in reading.py; what a part is, in encoding.py; who does the work, in working.py; what a killed
+run leaves for the next, in resuming.py.
+"""
+
+import logging
+from pathlib import Path
+
+from crosstrain.components.core.artifact import Artifact, ArtifactWriter
+from crosstrain.components.core.manifest import File, TokensFacts
+from crosstrain.components.core.step import Result
+from crosstrain.components.core.tokenizer import Tokenizer, load_tokenizer
+from crosstrain.components.core.tokens import token_dtype
+from crosstrain.components.tokenize.config import Config
+from crosstrain.components.tokenize.deduplicating import PAIR, Parts, drop_documents, find_duplicates
+from crosstrain.components.tokenize.preparing import prepare_tokenizer, probe_texts
+from crosstrain.components.tokenize.reading import Unit, plan_units
+from crosstrain.components.tokenize.resuming import FOLDER, Records, run_key
+from crosstrain.components.tokenize.tally import Counts
+from crosstrain.components.tokenize.working import (
+    QUARANTINE,
+    SIZE,
+    SUFFIXES,
+    Done,
+    Job,
+    Progress,
+    count_workers,
+    do_units,
+)
+
+log = logging.getLogger(__name__)
+
+
+def run(config: Config) -> Result:
+    """Tokenize a corpus.
+
+    Raises:
+        FileNotFoundError: the corpus, or the tokenizer, is not there.
+        ValueError: a document or a file is invalid, EOS is not in the vocabulary, or no document has any text.
+    """
+    corpus = Artifact.open(config.corpus, "corpus")
+    units = plan_units(corpus.manifest, config.unit_bytes)
+    inputs = {"corpus": corpus}
+    if config.tokenizer:
+        inputs["tokenizer"] = Artifact.open(config.tokenizer)
+    with ArtifactWriter(config.output) as out:
+        folder = out.staging / "tokenizer"
+        prepare_tokenizer(config, corpus, units, folder)
+        tokenizer = load_tokenizer(folder, probe_texts(config, corpus, units), config.engine)
+        work = {
+            "options": config.options(),
+            "inputs": {name: item.manifest.sha256 for name, item in inputs.items()},
+            "tokenizer": tokenizer.facts().model_dump(),
+            "engine": tokenizer.engine,
+        }
+        records = Records(out, run_key(work))
+        counts = records.load(units)
+        if counts:
+            log.info("%d of %d units were finished before", len(counts), len(units))
+        progress = Progress(len(units), finished=len(counts))
+        scratch = out.staging / "parts"
+        scratch.mkdir()
+        fields: set[str] = set()
+        missing = [unit for unit in units if unit.index not in counts]
+        job = Job(config, folder, tokenizer.encoder, scratch)
+        for done in do_units(job, tokenizer, missing, count_workers(config.workers, len(missing)), progress):
+            counts[done.unit.index] = done.counts
+            records.save(done.unit, done.counts, _store(out, done, scratch))
+            fields |= done.fields
+        rate = progress.rate()
+        if config.deduplicate:
+            _deduplicate(units, out, records, counts)
+        total = Counts()
+        for unit in units:
+            total.add(counts[unit.index])
+        if not total.documents:
+            raise ValueError(f"{config.corpus}: nothing to tokenize: {_why_none(total, config.text_field, fields)}")
+        out.add_folder(folder, "tokenizer/")
+        facts = TokensFacts(
+            tokenizer=tokenizer.facts(),
+            dtype="uint16" if token_dtype(tokenizer.vocab_size) == "uint16" else "int32",
+            parts=tuple(unit.stem for unit in units if counts[unit.index].documents),
+            engine=tokenizer.engine,
+            **total.values(),
+        )
+        artifact = out.commit("tokenize", facts, config.options(), inputs)
+        records.clear()
+    return Result(artifact, _metrics(total, tokenizer, rate))
+
+
+def _store(out: ArtifactWriter, done: Done, scratch: Path) -> list[File]:
+    """Store what a unit's part consists of; the sizes lie with the records, for deduplication alone."""
+    files = []
+    for suffix in SUFFIXES:
+        local = scratch / f"{done.unit.stem}{suffix}"
+        if not local.is_file():
+            continue
+        if suffix == SIZE:
+            out.store.upload(local, f"{FOLDER}/{done.unit.stem}{SIZE}")
+        elif suffix == QUARANTINE or done.counts.documents:
+            files.append(out.add(local, local.name))
+        local.unlink(missing_ok=True)
+    return files
+
+
+def _deduplicate(units: list[Unit], out: ArtifactWriter, records: Records, counts: dict[int, Counts]) -> None:
+    """Take documents that came before out of the finished parts; done again it finds nothing more."""
+    parts = Parts(out.store, out.staging / "fetched")
+    owners = {unit.stem: unit for unit in units if counts[unit.index].documents}
+    for stem, positions in find_duplicates(parts, list(owners)).items():
+        unit = owners[stem]
+        records.forget(unit)
+        target = out.staging / "kept" / stem
+        target.parent.mkdir(exist_ok=True)
+        sizes = f"{FOLDER}/{stem}{SIZE}"
+        counts[unit.index].drop(drop_documents(parts, stem, sizes, positions, target))
+        for suffix in PAIR:
+            if counts[unit.index].documents:
+                out.add(target.with_name(stem + suffix), stem + suffix)
+            else:
+                out.discard(stem + suffix)
+        records.save(unit, counts[unit.index], [file for file in out.files if file.path.startswith(stem)])
+
+
+def _why_none(total: Counts, text_field: str, fields: set[str]) -> str:
+    """What became of the documents of a corpus that gave none."""
+    text = f"{total.read} read, {total.empty} empty, {total.null} without text, {total.quarantined} set aside"
+    if total.null:
+        text += f"; no text in field {text_field!r}: set text_field to one of {', '.join(sorted(fields))}"
+    return text
+
+
+def _metrics(total: Counts, tokenizer: Tokenizer, rate: float) -> dict[str, float]:
+    counts = {name: float(value) for name, value in total.values().items()}
+    return counts | {
+        "tokens_per_second": rate,
+        "bytes_per_token": total.text_bytes / total.tokens,
+        "vocab_size": tokenizer.vocab_size,
+    }

@@ -1,0 +1,190 @@
+"""Units of work done by one process or by many, with the same output; a line of progress every few seconds.
+
+Workers are fresh processes with one encoder thread each, so that as many run as there are CPUs; a single worker
+is this process, whose encoder uses every CPU. A worker whose parent died ends itself.
+"""
+
+import logging
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from crosstrain.components.core import telemetry
+from crosstrain.components.core.artifact import Artifact
+from crosstrain.components.core.tokenizer import Engine, Tokenizer, load_tokenizer
+from crosstrain.components.tokenize.config import Config
+from crosstrain.components.tokenize.encoding import Report, write_part
+from crosstrain.components.tokenize.reading import Reader, Unit
+from crosstrain.components.tokenize.tally import Counts, Tally
+
+log = logging.getLogger(__name__)
+
+PROGRESS_SECONDS = 5.0
+
+QUARANTINE, SIZE = ".quarantine.jsonl", ".size"
+
+SUFFIXES = (".bin", ".idx", ".hash", QUARANTINE, SIZE)
+"""What a part may consist of; the last two only where they are needed."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every worker needs to know."""
+
+    config: Config
+    tokenizer: Path
+    """Folder of the tokenizer."""
+    engine: Engine
+    """Encoder that was chosen: not `auto`."""
+    scratch: Path
+    """Where parts are written before they are stored."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished unit: its part's files lie in the job's scratch folder."""
+
+    unit: Unit
+    counts: Counts
+    fields: frozenset[str]
+    """Fields met in records without text."""
+
+
+class Worker:
+    """Does units; one to a process."""
+
+    def __init__(self, job: Job, tokenizer: Tokenizer, report: Report) -> None:
+        self._job = job
+        self._reader = Reader(Artifact.open(job.config.corpus, "corpus"), job.config)
+        self._tokenizer = tokenizer
+        self._report = report
+
+    def do(self, unit: Unit) -> Done:
+        """Tokenize one unit into its part."""
+        stem = self._job.scratch / unit.stem
+        for suffix in SUFFIXES:
+            stem.with_name(stem.name + suffix).unlink(missing_ok=True)
+        tally = Tally(self._job.config.on_invalid, stem.with_name(stem.name + QUARANTINE))
+        texts = self._reader.documents(unit, tally)
+        counts = write_part(texts, stem, self._tokenizer, self._job.config, tally, self._report)
+        return Done(unit, counts, frozenset(tally.fields))
+
+
+class Progress:
+    """Sums what workers report, and says so every few seconds."""
+
+    def __init__(self, units: int, finished: int) -> None:
+        self.documents = 0
+        self.tokens = 0
+        self.finished = finished
+        self._units = units
+        self._began = self._said = time.monotonic()
+
+    def add(self, documents: int, tokens: int) -> None:
+        """Count what a batch came to."""
+        self.documents += documents
+        self.tokens += tokens
+        self.say()
+
+    def say(self) -> None:
+        """Print a line, unless the last one is fresh."""
+        now = time.monotonic()
+        if now - self._said < PROGRESS_SECONDS:
+            return
+        self._said = now
+        log.info(
+            "tokenize: %d documents, %d tokens, %.0f tokens/s, %d of %d units",
+            *(self.documents, self.tokens, self.rate(), self.finished, self._units),
+        )
+        telemetry.emit("progress", documents=self.documents, tokens=self.tokens, tokens_per_second=self.rate())
+
+    def rate(self) -> float:
+        """Tokens a second since the start."""
+        return self.tokens / max(time.monotonic() - self._began, 1e-9)
+
+
+def do_units(job: Job, tokenizer: Tokenizer, units: list[Unit], workers: int, progress: Progress) -> Iterator[Done]:
+    """Do units by `workers` processes and hand them out as they finish, in any order.
+
+    Raises:
+        ValueError: a document is invalid; of several the one in the earliest unit that was met.
+        ChildProcessError: a worker died.
+    """
+    if workers == 1:
+        worker = Worker(job, tokenizer, progress.add)
+        for unit in units:
+            done = worker.do(unit)
+            progress.finished += 1
+            yield done
+        return
+    context = multiprocessing.get_context("spawn")
+    sums = context.Array("q", 2)
+    pool = ProcessPoolExecutor(workers, context, _start_worker, (job, sums))
+    try:
+        waiting = {pool.submit(_do, unit): unit for unit in units}
+        while waiting:
+            ended, _ = wait(waiting, PROGRESS_SECONDS, FIRST_COMPLETED)
+            for future in sorted(ended, key=lambda item: waiting[item].index):
+                del waiting[future]
+                progress.finished += 1
+                yield future.result()
+            progress.documents, progress.tokens = sums[0], sums[1]
+            progress.say()
+    except BrokenProcessPool:
+        raise ChildProcessError(
+            "a tokenize worker died, most likely for want of memory; give the step more, or fewer workers"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def count_workers(wanted: int, units: int) -> int:
+    """Number of processes: what was asked for, or the CPUs this process may use; never more than units."""
+    return max(1, min(wanted or available_cpus(), units))
+
+
+def available_cpus() -> int:
+    """CPUs of this process, by affinity and by the control group's quota (a pod's CPU limit)."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = Path("/sys/fs/cgroup/cpu.max")
+    if quota.is_file():
+        limit, period = quota.read_text().split()
+        if limit != "max":
+            cpus = min(cpus, max(1, round(int(limit) / int(period))))
+    return cpus
+
+
+_worker: Worker
+
+
+def _start_worker(job: Job, sums: Any) -> None:
+    """Set up a worker process."""
+    global _worker
+    os.environ["RAYON_NUM_THREADS"] = "1"
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+    def report(documents: int, tokens: int) -> None:
+        with sums.get_lock():
+            sums[0] += documents
+            sums[1] += tokens
+
+    _worker = Worker(job, load_tokenizer(job.tokenizer, engine=job.engine), report)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _do(unit: Unit) -> Done:
+    return _worker.do(unit)
