@@ -10,6 +10,7 @@ scaling factor ever sees them.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
+from typing import cast
 
 import numpy as np
 import torch
@@ -83,9 +84,9 @@ class PadEmbedding(nn.Embedding):
         return super().forward(input.clamp_min(0)) * is_token
 
 
-def accept_pads(model: PreTrainedModel) -> None:
+def accept_pads(model: nn.Module) -> None:
     """Let a model's input embedding know PAD; parameters and names stay as they are."""
-    embedding = model.get_input_embeddings()
+    embedding = cast(PreTrainedModel, model).get_input_embeddings()
     if type(embedding) is not PadEmbedding:
         assert type(embedding) is nn.Embedding, f"cannot pad through {type(embedding).__name__}"
         embedding.__class__ = PadEmbedding

@@ -26,11 +26,11 @@ STATE_NAME = "state.pt"
 _PROBE = "probe"
 
 
-def run_key(component: str, trajectory: Mapping[str, Any], inputs: Mapping[str, Source]) -> str:
+def run_key(component: str, options: Mapping[str, Any], inputs: Mapping[str, Source]) -> str:
     """The name of a run: SHA-256 over component, options that decide the trajectory, and input manifests."""
     identity = {
         "component": component,
-        "options": dict(trajectory),
+        "options": dict(options),
         "inputs": {name: source.sha256 for name, source in inputs.items()},
     }
     return hashlib.sha256(json.dumps(identity, sort_keys=True, allow_nan=False).encode()).hexdigest()

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from crosstrain.components.core.artifact import Artifact, ArtifactWriter
 from crosstrain.components.core.manifest import ModelFacts, TokenizerFacts
@@ -38,11 +39,10 @@ def llama_config(shape: dict[str, Any], tokenizer: TokenizerFacts) -> LlamaConfi
             bos_token_id=tokenizer.bos_id,
             eos_token_id=tokenizer.eos_id,
             pad_token_id=None,
-            attn_implementation="sdpa",
         )
     except (TypeError, ValueError, KeyError) as error:
         raise ValueError(f"the model's configuration does not fit: {' '.join(str(error).split())}") from None
-    if config.num_attention_heads % config.num_key_value_heads:
+    if config.num_attention_heads % (config.num_key_value_heads or 1):
         raise ValueError(
             f"num_attention_heads {config.num_attention_heads} is not a multiple of "
             f"num_key_value_heads {config.num_key_value_heads}"
@@ -67,7 +67,7 @@ def build_model(config: LlamaConfig, seed: int, device: torch.device) -> LlamaFo
     """A model with random fp32 weights that are a function of configuration and seed."""
     torch.manual_seed(seed)
     model: LlamaForCausalLM = LlamaForCausalLM(config).float()
-    return model.to(device)
+    return model.to(device)  # type: ignore[arg-type]
 
 
 def load_model(artifact: Artifact, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
@@ -77,10 +77,23 @@ def load_model(artifact: Artifact, dtype: torch.dtype = torch.float32, device: s
         artifact: A model artifact.
         dtype: Type of the parameters in memory.
         device: Where to put it.
+
+    Raises:
+        ValueError: a weight of the architecture is missing, which transformers would fill with random numbers.
     """
+    disable_progress_bar()
     folder = artifact.fetch_all()
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
-    return model.to(torch.device(device))
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, local_files_only=True, output_loading_info=True
+    )
+    model, report = loaded
+    if missing := sorted(report["missing_keys"]):
+        raise ValueError(
+            f"{artifact.uri}: the weights lack {missing[0]} ({len(missing)} in all), which {type(model).__name__} has; "
+            "save the model again"
+        )
+    placed: PreTrainedModel = model.to(torch.device(device))
+    return placed
 
 
 def add_model(writer: ArtifactWriter, model: PreTrainedModel, dtype: torch.dtype) -> None:
@@ -89,7 +102,9 @@ def add_model(writer: ArtifactWriter, model: PreTrainedModel, dtype: torch.dtype
     The model's parameters are turned into `dtype` in place: call it last.
     """
     folder = writer.staging / "model"
-    model.to(dtype).save_pretrained(folder, max_shard_size=SHARD_SIZE)
+    disable_progress_bar()
+    model.to(dtype)  # type: ignore[arg-type]
+    model.save_pretrained(folder, max_shard_size=SHARD_SIZE)
     writer.add_folder(folder)
 
 
@@ -105,10 +120,10 @@ def count_parameters(model: PreTrainedModel) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def model_facts(config: PretrainedConfig, **facts: Any) -> ModelFacts:
-    """The facts that a model's configuration tells, joined with those given."""
+def llama_facts(config: LlamaConfig, **facts: Any) -> ModelFacts:
+    """The facts that a Llama's configuration tells, joined with those given."""
     return ModelFacts(
-        architecture=config.architectures[0],
+        architecture="LlamaForCausalLM",
         vocab_size=config.vocab_size,
         max_sequence_length=config.max_position_embeddings,
         tied_embeddings=bool(config.tie_word_embeddings),

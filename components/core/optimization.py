@@ -15,7 +15,8 @@ def make_optimizer(model: nn.Module, options: TrainingOptions) -> torch.optim.Ad
     an embedding, nor the lm_head that is tied to it.
     """
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    decayed, kept = [], []
+    decayed: list[nn.Parameter] = []
+    kept: list[nn.Parameter] = []
     for parameter in model.parameters():
         if parameter.requires_grad:
             is_matrix = parameter.ndim >= 2 and id(parameter) not in embeddings

@@ -43,7 +43,8 @@ def reproducible(threads: int) -> Iterator[None]:
 
 def random_state() -> dict[str, Any]:
     """State of every random generator: torch (each CUDA device too), numpy, Python."""
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    numpy_state: Any = np.random.get_state(legacy=True)
+    name, keys, position, has_gauss, cached = numpy_state
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],

@@ -19,6 +19,9 @@ EVENTS_NAME = "events.jsonl"
 
 log = logging.getLogger(__name__)
 
+_TALKATIVE = ("torchao", "torch.utils._pytree")
+"""Loggers that, as transformers is imported, warn of GPU kernels a machine without a GPU lacks."""
+
 _task = ""
 
 
@@ -34,6 +37,8 @@ def start(task: str) -> None:
         level=logging.INFO, handlers=handlers, force=True, format="%(asctime)s %(levelname)s %(message)s"
     )
     logging.captureWarnings(True)
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def emit(event: str, **fields: Any) -> None:

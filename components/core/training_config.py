@@ -3,11 +3,12 @@
 Kept apart from the loop because `--help` and KFP faces read them: nothing here imports torch.
 """
 
-from typing import Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from crosstrain.components.core.config import (
+    RUNTIME,
     Config,
     Fraction,
     NonNegativeFloat,
@@ -15,6 +16,9 @@ from crosstrain.components.core.config import (
     PositiveFloat,
     PositiveInt,
 )
+
+Bystander = Annotated[int, Field(ge=1, json_schema_extra={"role": RUNTIME})]
+"""An option that only watches or tidies: no part of what the work is, so that it may change on resuming."""
 
 
 class TrainingOptions(Config):
@@ -50,9 +54,9 @@ class TrainingOptions(Config):
     """Validation micro-batches a validation loss is taken over; 0: the whole validation split."""
     checkpoint_every: PositiveInt = 100
     """Optimizer steps between checkpoints."""
-    keep_checkpoints: PositiveInt = 2
+    keep_checkpoints: Bystander = 2
     """Checkpoints kept; older ones are deleted."""
-    log_every: PositiveInt = 1
+    log_every: Bystander = 1
     """Optimizer steps between progress lines; the training log holds every step."""
     threads: NonNegativeInt = 0
     """CPU threads; 0: torch's own choice, which OMP_NUM_THREADS sets. The same bits need the same number."""
@@ -84,10 +88,3 @@ class TrainingOptions(Config):
                 f"nearest: {' or '.join(str(number) for number in near)}"
             )
         return self
-
-    def trajectory(self) -> dict[str, Any]:
-        """The options that decide which weights come out: all but those that only watch or tidy."""
-        return {name: value for name, value in self.options().items() if name not in _BYSTANDERS}
-
-
-_BYSTANDERS = frozenset({"log_every", "keep_checkpoints"})

@@ -55,10 +55,10 @@ def run(config: Config) -> Result:
     precision.check(llama)
     require_writable(config.output)
     inputs = {"shards": shards.manifest.source()}
-    trajectory = {**config.trajectory(), "shape": shape, "device": device.type}
+    identity = {**config.options(), "shape": shape, "device": device.type}
     checkpoints = Checkpoints(
         config.state or f"{config.output.rstrip('/')}.state",
-        run_key(COMPONENT, trajectory, inputs),
+        run_key(COMPONENT, identity, inputs),
         component=COMPONENT,
         options=config.options(),
         inputs=inputs,
@@ -68,7 +68,7 @@ def run(config: Config) -> Result:
     with reproducible(config.threads):
         model = models.build_model(llama, config.seed, device)
     parameters = models.count_parameters(model)
-    log.info("%s with %d parameters, %s on %s", llama.architectures, parameters, precision.name, device)
+    log.info("Llama with %d parameters, %s on %s", parameters, precision.name, device)
     outcome = train(model, dataset, config, precision, checkpoints, validation=validation)
 
     with ArtifactWriter(config.output) as writer:
@@ -79,7 +79,7 @@ def run(config: Config) -> Result:
             path.write_text(outcome.log_lines(), encoding="utf-8")
         artifact = writer.commit(
             COMPONENT,
-            models.model_facts(
+            models.llama_facts(
                 llama,
                 parameters=parameters,
                 dtype=config.save_dtype,

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PretrainedConfig, PreTrainedModel
+    from torch import nn
+    from transformers import PretrainedConfig
 
 PrecisionName = Literal["fp8", "bf16", "fp32"]
 RecipeName = Literal["tensorwise", "rowwise"]
@@ -30,11 +31,11 @@ class Precision(ABC):
         """
 
     @abstractmethod
-    def convert(self, model: "PreTrainedModel") -> int:
-        """Switch a model over in place; the number of layers that changed."""
+    def convert(self, model: "nn.Module") -> int:
+        """Switch a Hugging Face causal LM (peft may have wrapped it) over in place; the number of layers that changed."""
 
     @abstractmethod
-    def restore(self, model: "PreTrainedModel") -> None:
+    def restore(self, model: "nn.Module") -> None:
         """Undo `convert` in place, exactly: plain modules with the very same parameters."""
 
     @abstractmethod

@@ -8,7 +8,7 @@ AMX multiplies bf16 about four times slower than fp32; it is the control arm the
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from transformers import PreTrainedModel
+from torch import nn
 
 from crosstrain.components.core.precision.base import Precision
 
@@ -18,10 +18,10 @@ class Fp32(Precision):
 
     name = "fp32"
 
-    def convert(self, model: PreTrainedModel) -> int:
+    def convert(self, model: nn.Module) -> int:
         return 0
 
-    def restore(self, model: PreTrainedModel) -> None:
+    def restore(self, model: nn.Module) -> None:
         pass
 
     def autocast(self) -> AbstractContextManager[object]:

@@ -13,6 +13,7 @@ emulation takes any size, so that a run on a CPU would never notice: both are ch
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import nn
@@ -69,7 +70,7 @@ class TorchaoFp8(Precision):
                 f"of {config.num_hidden_layers}; keep fewer"
             )
 
-    def convert(self, model: PreTrainedModel) -> int:
+    def convert(self, model: nn.Module) -> int:
         chosen = self._choose_linears(model)
         if not chosen:
             raise ValueError(
@@ -81,9 +82,9 @@ class TorchaoFp8(Precision):
         )
         return len(chosen)
 
-    def _choose_linears(self, model: PreTrainedModel) -> set[int]:
+    def _choose_linears(self, model: nn.Module) -> set[int]:
         """Identities of the linears that go to fp8: wide enough, in a block that is not kept out."""
-        blocks = model.get_decoder().layers
+        blocks: nn.ModuleList = cast(PreTrainedModel, model).get_decoder().layers
         return {
             id(module)
             for block in blocks[self._keep_first : len(blocks) - self._keep_last]
@@ -91,7 +92,7 @@ class TorchaoFp8(Precision):
             if type(module) is nn.Linear and min(module.weight.shape) >= self._minimum_features
         }
 
-    def restore(self, model: PreTrainedModel) -> None:
+    def restore(self, model: nn.Module) -> None:
         for name, module in list(model.named_modules()):
             if isinstance(module, Float8Linear):
                 model.set_submodule(name, _plain(module))
