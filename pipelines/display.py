@@ -13,12 +13,13 @@ from rich.text import Text
 from crosstrain.pipelines.progress import Progress, Step
 
 KEY_METRICS = (
-    "validation_loss", "unigram_entropy", "train_loss", "loss", "improvement", "perplexity", "max_difference",
-    "tokens_per_second", "documents", "tokens", "samples", "parameters", "trainable_parameters", "files", "bytes",
+    "passed", "improvement", "candidate_loss", "baseline_loss", "unigram_entropy", "validation_loss", "train_loss",
+    "loss", "max_abs_logit_difference", "tokens_per_second", "documents", "tokens", "samples", "parameters",
+    "trainable_parameters", "files", "bytes",
 )  # fmt: skip
 """Metrics worth a place on a step's line, the most telling first; a step that has none shows its first ones."""
 
-SHOWN_METRICS = 3
+SHOWN_METRICS = 5
 PLAIN_SECONDS = 10.0
 """Between two progress lines of one step where there is no terminal."""
 

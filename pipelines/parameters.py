@@ -33,6 +33,8 @@ def read_run_file(path: Path) -> dict[str, Any]:
         ValueError: it is no YAML mapping, or holds an unknown key.
         FileNotFoundError: there is no such file.
     """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such run file")
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -19,12 +19,10 @@ from crosstrain.pipelines.spec import Pipeline, Task
 
 
 class RunFolder:
-    """A run's folder, made on construction. As a context manager it holds the folder's lock."""
+    """A run's folder. As a context manager it makes the folder and holds its lock."""
 
     def __init__(self, path: Path) -> None:
-        """Make the folder, or raise PermissionError."""
         self.path = path.absolute()
-        check_writable(self.path)
         self.artifacts = self.path / "artifacts"
         self.pipeline = self.path / "pipeline.yaml"
         self.state = self.path / "state"
@@ -40,8 +38,10 @@ class RunFolder:
         """Take the lock; the kernel frees it when the last process that holds it ends, however it ends.
 
         Raises:
-            ValueError: another run has it.
+            PermissionError: the folder cannot be made or written to.
+            ValueError: another run has the lock.
         """
+        check_writable(self.path)
         lock = os.open(self.path / "run.lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

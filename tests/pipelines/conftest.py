@@ -1,0 +1,174 @@
+"""Small compiled pipelines of real KFP components, and `crosstrain` as a process."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kfp import dsl
+
+from crosstrain.components.import_data.component import import_data
+from crosstrain.components.import_model.component import import_model
+from crosstrain.components.merge.component import merge
+from crosstrain.pipelines.compile import compile_function
+
+IMAGE = "python:3.11"
+
+
+@dsl.component(base_image=IMAGE, install_kfp_package=False)
+def make(text: str, data: dsl.Output[dsl.Dataset]):
+    """Write a text."""
+    from pathlib import Path
+
+    with Path(data.path).open("x") as stream:  # "x": as a step that expects a fresh folder
+        stream.write(text)
+
+
+@dsl.component(base_image=IMAGE, install_kfp_package=False)
+def use(
+    data: dsl.Input[dsl.Dataset],
+    report: dsl.Output[dsl.HTML],
+    metrics: dsl.Output[dsl.Metrics],
+    mode: str = "good",
+) -> str:
+    """Read it, or fail as asked."""
+    import os
+    import signal
+    from pathlib import Path
+
+    if mode == "raise":
+        raise ValueError("no such luck")
+    if mode == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    text = Path(data.path).read_text()
+    Path(report.path).write_text(f"<p>{text}</p>")
+    metrics.log_metric("length", len(text))
+    return text
+
+
+@dsl.pipeline(name="words")
+def words(
+    text: str,
+    mode: str = "good",
+    count: int = 3,
+    rate: float = 0.5,
+    flag: bool = False,
+    items: list = [1, 2],  # noqa: B006
+    mapping: dict = {"a": {"b": 1}},  # noqa: B006
+    state: str = "",
+):
+    """Carry words from one step to the next.
+
+    Args:
+        text: The words.
+        mode: good, raise or kill.
+        count: How many.
+        rate: A number.
+        flag: A choice.
+        items: A list.
+        mapping: A mapping.
+        state: A place.
+    """
+    made = make(text=text).set_display_name("Make the words")
+    used = use(data=made.outputs["data"], mode=mode)
+    with dsl.If(used.outputs["Output"] == "never"):
+        use(data=made.outputs["data"]).set_display_name("Never")
+
+
+@dsl.component(base_image=IMAGE, install_kfp_package=False)
+def sleep(marker: str, stubborn: bool):
+    """Sleep, with a child in a session of its own, an orphan, and perhaps no ear for SIGTERM."""
+    import os
+    import signal
+    import subprocess
+    import sys
+    import time
+    from pathlib import Path
+
+    code = "import signal, sys, time\nif sys.argv[2] == 'True': signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    code += "print('ready', flush=True)\ntime.sleep(300)"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, marker, str(stubborn)], start_new_session=True, stdout=subprocess.PIPE
+    )
+    child.stdout.readline()
+    subprocess.run(["sh", "-c", f"{sys.executable} -c 'import time; time.sleep(300)' {marker} >/dev/null 2>&1 &"])
+    if stubborn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    Path(os.environ["CROSSTRAIN_RUN_DIR"], "asleep").touch()
+    time.sleep(300)
+
+
+@dsl.pipeline(name="sleeping")
+def sleeping(marker: str, stubborn: bool = False):
+    """Sleep."""
+    sleep(marker=marker, stubborn=stubborn)
+
+
+@dsl.pipeline(name="crossing")
+def crossing(corpus: str, model: str, state: str = "", config: dict = {}):  # noqa: B006
+    """Steps of crosstrain's own."""
+    import_data(source=corpus, config=config)
+    base = import_model(source=model, config=config)
+    other = import_model(source="other", config=config)
+    merge(model=base.outputs["model"], adapter=other.outputs["model"], config=config)
+
+
+@dsl.pipeline(name="importing")
+def importing(corpus: str, config: dict = {}):  # noqa: B006
+    """One step of crosstrain's own, and one of somebody else's."""
+    taken = import_data(source=corpus, config=config)
+    use(data=taken.outputs["data"])
+
+
+@dsl.container_component
+def shell():
+    """A container."""
+    return dsl.ContainerSpec(image="alpine", command=["echo"], args=["hello"])
+
+
+@dsl.pipeline(name="containing")
+def containing():
+    """A container as a step."""
+    shell()
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Name to compiled YAML."""
+    folder = tmp_path_factory.mktemp("compiled")
+    paths = {}
+    functions: list[Any] = [words, sleeping, crossing, importing, containing, use]
+    for function in functions:
+        paths[function.name] = folder / f"{function.name}.yaml"
+        paths[function.name].write_bytes(compile_function(function))
+    return paths
+
+
+@pytest.fixture(scope="session")
+def command() -> list[str]:
+    """`crosstrain`, as the installed script calls it."""
+    return [sys.executable, "-P", "-c", "from crosstrain.pipelines.cli import main; main()"]
+
+
+Crosstrain = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def crosstrain(command: list[str], tmp_path: Path) -> Crosstrain:
+    """Run `crosstrain` with these arguments in an empty folder, without a terminal."""
+
+    def call(*arguments: object, **options: Any) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [*command, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            timeout=120,
+            **options,
+        )
+
+    return call
