@@ -28,7 +28,7 @@ VARIABLES = {
 """Colour as matplotlib writes it to the CSS variable that replaces it."""
 
 _STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none", "svg.hashsalt": "crosstrain", "text.parse_math": False,
+    "svg.fonttype": "none", "svg.hashsalt": "crosstrain", "text.parse_math": False, "axes.unicode_minus": False,
     "font.family": "sans-serif", "font.size": 9.5, "axes.titlesize": 10, "axes.labelsize": 9.5, "legend.fontsize": 9,
     "text.color": INK, "axes.labelcolor": MUTED, "xtick.color": MUTED, "ytick.color": MUTED,
     "axes.edgecolor": GRID, "grid.color": GRID, "grid.linewidth": 0.7,

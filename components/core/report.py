@@ -26,7 +26,7 @@ STYLE = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
-main { max-width: 980px; margin: 0 auto; padding: 28px 24px 48px; }
+main { max-width: 900px; margin: 0 auto; padding: 28px 24px 48px; }
 h1 { font-size: 24px; line-height: 1.25; margin: 0 0 14px; }
 h2 { font-size: 17px; margin: 36px 0 8px; padding-top: 14px; border-top: 1px solid var(--grid); }
 h3 { font-size: 14px; margin: 20px 0 4px; }
@@ -34,27 +34,30 @@ p { margin: 6px 0; max-width: 78ch; }
 .note, figcaption, caption { color: var(--muted); font-size: 13px; text-align: left; }
 .verdict { display: flex; gap: 16px; align-items: baseline; padding: 14px 18px; border-radius: 6px;
   background: var(--soft); border-left: 5px solid var(--muted); }
-.verdict p { margin: 0; } .verdict p + p { margin-top: 4px; }
+.verdict { margin-bottom: 14px; } .verdict p { margin: 0; max-width: none; } .verdict p + p { margin-top: 4px; }
 .verdict strong { font-size: 20px; letter-spacing: .04em; }
 .good { border-color: var(--good); } .good strong { color: var(--good); }
 .bad { border-color: var(--bad); } .bad strong { color: var(--bad); }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; margin: 8px 0; }
 th, td { padding: 5px 14px 5px 0; text-align: left; vertical-align: top; border-bottom: 1px solid var(--grid); }
+.number:last-child { padding-right: 0; }
 thead th { color: var(--muted); font-weight: 600; font-size: 13px; vertical-align: bottom; }
 tbody th { font-weight: 600; white-space: nowrap; }
-.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.number { text-align: right; font-variant-numeric: tabular-nums; }
+tbody .number { white-space: nowrap; }
 code { font: 12.5px/1.45 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; overflow-wrap: anywhere; }
-figure { margin: 12px 0; min-width: 0; max-width: 720px; }
+figure { margin: 12px 0; min-width: 0; max-width: 760px; }
 svg { display: block; width: 100%; height: auto; font-family: inherit; stroke-linejoin: round; }
-.grid { display: grid; gap: 8px 28px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr)); }
-.texts { display: grid; gap: 10px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 260px), 1fr)); }
+.grid { display: grid; gap: 8px 28px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 360px), 1fr)); }
+.grid figure { max-width: 460px; }
+.texts { display: grid; gap: 8px; grid-template-columns: repeat(auto-fit, minmax(max(230px, 40%), 1fr)); }
 .texts div { background: var(--soft); border-radius: 6px; padding: 8px 12px; min-width: 0; }
 .texts b { display: block; font-size: 12px; color: var(--muted); font-weight: 600; }
 .text { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13.5px; margin: 2px 0; unicode-bidi: isolate; }
 @media print { main { max-width: none; padding: 0; } h2, figure, .texts, tr { break-inside: avoid; } }
 @media (max-width: 640px) { main { padding: 16px 14px 32px; } .verdict { display: block; }
-  th, td { padding-right: 10px; } }
+  th, td { padding-right: 10px; } table { font-size: 13px; } }
 """
 
 
@@ -74,9 +77,9 @@ def page(title: str, *parts: Markup) -> str:
     return str(text)
 
 
-def join(parts: Iterable[Markup | str], between: str = "") -> Markup:
-    """Parts one after the other; plain strings among them are escaped."""
-    return Markup(between).join(parts)
+def join(parts: Iterable[Markup | str], between: Markup | str = "") -> Markup:
+    """Parts one after the other; plain strings are escaped, those between as well."""
+    return escape(between).join(parts)
 
 
 def verdict(word: str, tone: Tone, *sentences: str) -> Markup:

@@ -99,6 +99,10 @@ def _ran_on(outcome: Outcome, inputs: Mapping[str, Artifact]) -> Markup:
     parts = [report.paragraph(told)]
     if any("emulated" in label for label in labels.values()):
         parts.append(report.paragraph(EMULATED))
+    for role in labels:
+        if events := inputs[role].facts.guard_events:
+            told = f"The divergence guard acted {len(events)} times in the {role}'s training; its manifest says how."
+            parts.append(report.paragraph(told))
     return report.join(parts)
 
 
@@ -186,9 +190,13 @@ def _generations(outcome: Outcome) -> Markup:
     told = "Both models go on from the beginnings of held-out documents; each step takes the likeliest token."
     parts = [report.paragraph(told, note=True)]
     for one in outcome.generations:
-        passages = {"Original": one.truth, "Baseline": one.baseline, "Candidate": one.candidate}
-        texts = (report.texts({"Prompt": one.prompt}), report.texts(passages))
-        parts.append(report.subsection(f"Document {one.document}", *texts))
+        passages = {
+            "Prompt": one.prompt,
+            "Original": one.truth,
+            "Baseline": one.baseline,
+            "Candidate": one.candidate,
+        }
+        parts.append(report.subsection(f"Document {one.document}", report.texts(passages)))
     return report.section("Generations", *parts)
 
 
@@ -214,7 +222,7 @@ def _lineage(inputs: Mapping[str, Artifact]) -> Markup:
             Markup("{} ({}) {}").format(source, one.kind, report.code(one.sha256[:16]))
             for source, one in sorted(manifest.inputs.items())
         ]
-        made_from = report.join(sources, "<br>") if sources else "–"
+        made_from = report.join(sources, Markup("<br>")) if sources else "–"
         rows.append([name, manifest.kind, manifest.component, report.code(manifest.sha256[:16]), made_from])
     header = ("Input", "Kind", "Made by", "SHA-256 of its manifest", "Made from")
     note = report.paragraph("The first 16 of 64 digits; this evaluation's own manifest holds them whole.", note=True)
