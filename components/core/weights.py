@@ -32,7 +32,7 @@ DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat1
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I16": 2,
               "I8": 1, "U8": 1, "BOOL": 1}  # fmt: skip
 
-BLOCK_BYTES = 16 << 20
+BLOCK_BYTES = 4 << 20
 """Most bytes handled at a time."""
 ROW_MULTIPLE = 64
 """Rows are cut at multiples of this: a matrix product of so cut rows has the same bits as the whole product."""
