@@ -201,7 +201,27 @@ def test_taints_of_the_nodes_are_tolerated_by_the_flavors(build: Build) -> None:
                     "kind": "ConfigMap",
                     "metadata": {"name": "pipeline-install-config", "namespace": "kubeflow"},
                     "data": {"defaultSecurityContextRunAsNonRoot": "", "bucketName": "mlpipeline"},
-                }
+                },
+                {
+                    "apiVersion": "apps/v1",
+                    "kind": "Deployment",
+                    "metadata": {"name": "ml-pipeline", "namespace": "kubeflow"},
+                    "spec": {
+                        "selector": {"matchLabels": {"app": "ml-pipeline"}},
+                        "template": {
+                            "metadata": {"labels": {"app": "ml-pipeline"}},
+                            "spec": {
+                                "containers": [
+                                    {
+                                        "name": "ml-pipeline-api-server",
+                                        "image": "api",
+                                        "env": [{"name": "A", "value": "b"}],
+                                    }
+                                ]
+                            },
+                        },
+                    },
+                },
             ],
         ),
     ],
@@ -217,10 +237,15 @@ def test_upstream_is_taken_by_tag_and_only_patched(
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "upstream.yaml").write_text(yaml.safe_dump_all(upstream))
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump({**kustomization, "resources": ["upstream.yaml"]}))
-    (made,) = build(tmp_path)
-    validate(made)
-    if made["kind"] == "Namespace":
-        assert made["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
-    else:
-        assert made["data"]["defaultSecurityContextRunAsNonRoot"] == "true"
-        assert made["data"]["bucketName"] == "mlpipeline"
+    made = {one["kind"]: one for one in build(tmp_path)}
+    for one in made.values():
+        validate(one)
+    if folder == "cluster-scoped":
+        assert made["Namespace"]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+        return
+    assert made["ConfigMap"]["data"]["defaultSecurityContextRunAsNonRoot"] == "true"
+    assert made["ConfigMap"]["data"]["bucketName"] == "mlpipeline"
+    (container,) = made["Deployment"]["spec"]["template"]["spec"]["containers"]
+    env = {entry["name"]: entry["value"] for entry in container["env"]}
+    accounts = [one["metadata"]["name"] for one in build(MANIFESTS / "base") if one["kind"] == "ServiceAccount"]
+    assert env["A"] == "b" and env["DEFAULTPIPELINERUNNERSERVICEACCOUNT"] in accounts
