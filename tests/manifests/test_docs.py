@@ -112,13 +112,10 @@ def own(words: list[str]) -> None:
         )
         assert all(f"--{name}" in done.stdout for name, _ in options(words[4:]))
         return
-    program = (
-        [sys.executable, ROOT / words[1]]
-        if words[0] == "python"
-        else [sys.executable, "-m", "crosstrain.pipelines.cli"]
-    )
-    rest = [PLACEHOLDERS.get(word, word) for word in words[2 if words[0] == "python" else 1 :]]
-    subprocess.run([*program, *rest, "--help"], capture_output=True, text=True, check=True)
+    script = words[0] == "python"
+    start = [str(ROOT / words[1])] if script else ["-c", "from crosstrain.pipelines.cli import main; main()"]
+    rest = [PLACEHOLDERS.get(word, word) for word in words[2 if script else 1 :]]
+    subprocess.run([sys.executable, *start, *rest, "--help"], capture_output=True, text=True, check=True)
     if script:
         text = Path(ROOT / words[1]).read_text()
         assert all(f'"--{name}"' in text for name, _ in options(rest))
