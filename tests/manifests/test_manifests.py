@@ -119,7 +119,7 @@ def test_the_runner_may_do_what_the_launcher_does(build: Build) -> None:
     }
     for path in (ROOT / "tests" / "data" / "crds").glob("*jobs.json"):
         group = json.loads(path.read_text())["apiVersion"].split("/")[0]
-        for verb in ("create", "delete", "get", "list", "watch"):
+        for verb in ("create", "delete", "get", "list", "patch", "watch"):
             assert (group, path.stem, verb) in granted
     for wanted in (("", "pods", "watch"), ("", "pods/log", "get"), ("", "events", "list")):
         assert wanted in granted
