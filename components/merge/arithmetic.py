@@ -1,7 +1,8 @@
 """The merge itself: rows of base weights and an adapter's factors in, rows of merged weights out.
 
-The sums are peft's `merge_and_unload(safe_merge=False)`, bit for bit: products and sums in FP32, rounded once to
-the base's type (`safe_merge=True` rounds twice and is the less accurate of the two). Reading, computing and
+Products and sums are in FP32 and rounded once, to the base's type. For linear layers these are the bits of peft's
+`merge_and_unload(safe_merge=False)`; `safe_merge=True`, and peft's merge of an embedding in either form, round the
+update first and the sum again, which is less accurate. Reading, computing and
 writing overlap, and what is in memory at a time is a few blocks of rows, whatever the model's size.
 """
 

@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from crosstrain.components.core.peft_adapter import PREFIX
 from crosstrain.components.core.storage import Store
 from crosstrain.components.core.weights import Tensor, read_rows, read_tensor, row_blocks
 
@@ -53,8 +54,8 @@ def streamed_model(
         store: Where the safetensors files lie.
         tensors: The model's tensors by name.
         adapter: Local folder of a peft adapter to apply, unmerged.
-        noise: Tensor name to the largest relative error to put on each of its values, uniform and fixed; matrices of
-            linear layers alone.
+        noise: Tensor name to the largest relative error to put on each of its values, uniform and fixed;
+            matrices alone.
 
     Raises:
         ValueError: a parameter of the architecture has no tensor, or the model has a layer that is not handled.
@@ -64,7 +65,8 @@ def streamed_model(
     for slot in slots:
         slot.module._parameters[slot.name] = slot.hollow
     if adapter is not None:
-        model = PeftModel.from_pretrained(model, str(adapter), low_cpu_mem_usage=True)
+        model = PeftModel.from_pretrained(model, str(adapter), low_cpu_mem_usage=True).float()
+        _disturb_replaced(model, {id(slot.hollow) for slot in slots}, noise or {})
     whole = _dora_layers(model)
     for slot in slots:
         read = partial(_read_noisy, store, slot.tensor, (noise or {}).get(slot.tensor.name, 0.0))
@@ -99,6 +101,14 @@ def _slots(model: nn.Module, tensors: Mapping[str, Tensor]) -> list[_Slot]:
     return slots
 
 
+def _disturb_replaced(model: nn.Module, hollow: set[int], noise: Mapping[str, float]) -> None:
+    """Put the noise on base weights that the adapter brought itself: modules_to_save, resized embeddings."""
+    for name, parameter in model.named_parameters():
+        own = name.removeprefix(PREFIX).replace(".modules_to_save.default.", ".").replace(".base_layer.", ".")
+        if id(parameter) not in hollow and own in noise:
+            _disturb(parameter.data, noise[own], seed=0)
+
+
 def _dora_layers(model: nn.Module) -> dict[int, nn.Module]:
     """Base layer (by id) to the DoRA layer around it, which needs the whole weight to take its norm."""
     layers = (m for m in model.modules() if isinstance(m, LoraLayer) and len(m.lora_magnitude_vector))
@@ -118,7 +128,7 @@ def _attach(slot: _Slot, store: Store, read: Callable[[int, int], torch.Tensor],
         dora_layer.register_forward_pre_hook(partial(_load_whole, slot, read))
         dora_layer.register_forward_hook(partial(_unload, slot))
     elif isinstance(module, nn.Embedding):
-        module.register_forward_pre_hook(partial(_load_ids, slot, store))
+        module.register_forward_pre_hook(partial(_load_ids, slot, read))
         module.register_forward_hook(partial(_unload, slot))
     elif type(module) is nn.Linear:
         module.forward = partial(_linear, slot, read)  # type: ignore[method-assign]
@@ -127,11 +137,15 @@ def _attach(slot: _Slot, store: Store, read: Callable[[int, int], torch.Tensor],
 
 
 def _read_noisy(store: Store, tensor: Tensor, noise: float, start: int, stop: int) -> torch.Tensor:
-    rows = read_rows(store, tensor, start, stop).float()
+    return _disturb(read_rows(store, tensor, start, stop).float(), noise, seed=start)
+
+
+def _disturb(values: torch.Tensor, noise: float, seed: int) -> torch.Tensor:
+    """Multiply each value in place by a random number in 1 - noise … 1 + noise."""
     if noise:
-        generator = torch.Generator().manual_seed(start)
-        rows.mul_(torch.rand(rows.shape, generator=generator).mul_(2 * noise).add_(1 - noise))
-    return rows
+        generator = torch.Generator().manual_seed(seed)
+        values.mul_(torch.rand(values.shape, generator=generator).mul_(2 * noise).add_(1 - noise))
+    return values
 
 
 def _linear(slot: _Slot, read: Callable[[int, int], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
@@ -142,10 +156,12 @@ def _linear(slot: _Slot, read: Callable[[int, int], torch.Tensor], x: torch.Tens
     return y if bias is None else y + bias
 
 
-def _load_ids(slot: _Slot, store: Store, module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
+def _load_ids(
+    slot: _Slot, read: Callable[[int, int], torch.Tensor], module: nn.Module, args: tuple[torch.Tensor, ...]
+) -> tuple[torch.Tensor]:
     """Put the rows of the ids at hand into the embedding, and the ids' places among them into its input."""
     ids, places = torch.unique(args[0], return_inverse=True)
-    rows = torch.cat([read_rows(store, slot.tensor, i, i + 1) for i in ids.tolist()]).float()
+    rows = torch.cat([read(i, i + 1) for i in ids.tolist()])
     module._parameters[slot.name] = nn.Parameter(rows, requires_grad=False)
     return (places,)
 
