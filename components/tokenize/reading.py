@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -20,11 +21,11 @@ import orjson
 from crosstrain.components.core.artifact import Artifact
 from crosstrain.components.core.manifest import Manifest
 from crosstrain.components.tokenize.config import Config
+from crosstrain.components.tokenize.separating import BLANK_LINES, split_stream
 from crosstrain.components.tokenize.tally import Tally
 
 _BLOCK = 1 << 20
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-_BLANK_LINES = re.compile(rb"\n(?:[ \t]*\n)+")
 _ROWS = 256
 
 
@@ -73,6 +74,7 @@ class Reader:
         self._corpus = corpus
         self._config = config
         self._held = ""
+        self._in_lines = corpus.facts.format == "jsonl"
         self._read = {"jsonl": self._json_lines, "parquet": self._parquet, "text": self._text}[corpus.facts.format]
 
     def documents(self, unit: Unit, tally: Tally) -> Iterator[str]:
@@ -83,7 +85,7 @@ class Reader:
         """
         for segment in unit.segments:
             path = self._fetch(segment)
-            tally.enter(segment.path, lambda path=path, segment=segment: _newlines(path, segment.begin))  # type: ignore[misc]
+            tally.enter(segment.path, partial(_lines_before, path, segment.begin if self._in_lines else 0))
             try:
                 yield from self._read(path, segment, tally)
             except (OSError, EOFError) as error:
@@ -174,7 +176,7 @@ class Reader:
                 return
             separator = re.compile(re.escape(self._config.separator.encode()))
             keep_empty = self._config.split_text == "separator"
-            for line, data in _split(stream, separator if keep_empty else _BLANK_LINES):
+            for line, data in split_stream(stream, separator if keep_empty else BLANK_LINES):
                 if data.strip() or keep_empty:
                     tally.line = line
                     tally.read += 1
@@ -193,33 +195,6 @@ def _decoded(data: bytes, tally: Tally, first_line: int) -> Iterator[str]:
         tally.line = before
         return
     yield text
-
-
-def _split(stream: BinaryIO, separator: re.Pattern[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Pieces of a text between separators, with the number of line ends before each; CRLF is read as LF."""
-    lines, held = 0, b""
-    block = stream.read(_BLOCK)
-    while block:
-        following = stream.read(_BLOCK)
-        if block.endswith(b"\r") and following.startswith(b"\n"):
-            block = block[:-1]
-        held += block.replace(b"\r\n", b"\n")
-        block = following
-        if not block:
-            break
-        begin = 0
-        for match in separator.finditer(held):
-            yield lines, held[begin : match.start()].strip(b"\n")
-            lines += held.count(b"\n", begin, match.end())
-            begin = match.end()
-        held = held[begin:]
-    begin = 0
-    for match in separator.finditer(held):
-        yield lines, held[begin : match.start()].strip(b"\n")
-        lines += held.count(b"\n", begin, match.end())
-        begin = match.end()
-    if held[begin:].strip():
-        yield lines, held[begin:].strip(b"\n")
 
 
 def _lines(stream: BinaryIO, segment: Segment, compressed: bool) -> Iterator[bytes]:
@@ -294,11 +269,13 @@ def _reason(error: Exception, data: bytes) -> str:
     return f"broken JSON: {error}" if str(error) else f"broken JSON: {type(error).__name__}"
 
 
-def _newlines(path: Path, end: int) -> int:
-    """Line ends in a file's first `end` bytes: only asked for to name a line."""
-    count = 0
+def _lines_before(path: Path, begin: int) -> int:
+    """Lines before the first one that starts at or after byte `begin`; only asked for to name a line."""
+    if not begin:
+        return 0
+    count, left = 1, begin - 1
     with path.open("rb") as stream:
-        while end > 0 and (block := stream.read(min(_BLOCK, end))):
+        while left and (block := stream.read(min(_BLOCK, left))):
             count += block.count(b"\n")
-            end -= len(block)
+            left -= len(block)
     return count
