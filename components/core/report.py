@@ -57,7 +57,7 @@ svg { display: block; width: 100%; height: auto; font-family: inherit; stroke-li
 .text { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13.5px; margin: 2px 0; unicode-bidi: isolate; }
 @media print { main { max-width: none; padding: 0; } h2, figure, .texts, tr { break-inside: avoid; } }
 @media (max-width: 640px) { main { padding: 16px 14px 32px; } .verdict { display: block; }
-  th, td { padding-right: 10px; } table { font-size: 13px; } }
+  th, td { padding-right: 8px; } table { font-size: 12.5px; } thead th { font-size: 12px; } }
 """
 
 

@@ -55,7 +55,7 @@ class Config(BaseConfig):
     """Bootstrap resamples of each interval."""
     seed: NonNegativeInt = 0
     """Seed of the bootstrap."""
-    unigram_tokens: PositiveInt = 50_000_000
+    unigram_tokens: PositiveInt = 10_000_000
     """Training tokens counted at most for the unigram model that the losses are set beside."""
     prompts: NonNegativeInt = 4
     """Held-out documents whose beginning both models continue, greedily, for the report."""

@@ -31,10 +31,8 @@ def choose_prompts(
     held_out: HeldOut, count: int, prompt_tokens: int, generated_tokens: int, eos_id: int
 ) -> list[Prompt]:
     """The first documents that begin in a sample and are longer there than a prompt."""
-    half = held_out.samples.sequence_length // 2
-    prompt_tokens, generated_tokens = min(prompt_tokens, half), min(generated_tokens, half)
     chosen: list[Prompt] = []
-    if count == 0 or half == 0:
+    if count == 0:
         return chosen
     for _, sample, documents in held_out:
         for document in range(int(documents[0]) + sample.continues, int(documents[-1]) + 1):

@@ -82,16 +82,22 @@ class Outcome:
     def sentences(self) -> list[str]:
         """What was found, and why that is a pass or a fail."""
         target, before = self.data.comparison.improvement, self.forgetting
+        failed = [
+            name
+            for name, good in (("held-out data", self.learned), ("the forgetting set", self.remembered))
+            if not good
+        ]
+        why = f"Fails on {' and on '.join(failed)}. " if failed else ""
         told = [
-            f"On held-out data the candidate's loss {change(target)}: {self.finding}.",
-            _rule("improvement", target, self.margin, self.learned),
+            f"{why}On held-out data the candidate's loss {change(target)}: {self.finding}.",
+            _rule("the improvement", target, self.margin, self.learned),
         ]
         if before is None:
             return told
         told.append(f"On the forgetting set it {change(before.comparison.improvement)}.")
         if self.max_forgetting is None:
             return [*told, "Forgetting is reported and not judged: max_forgetting is not set."]
-        rule = _rule("improvement there", before.comparison.improvement, self.max_forgetting, self.remembered)
+        rule = _rule("the improvement there", before.comparison.improvement, self.max_forgetting, self.remembered)
         return [*told, rule]
 
     def record(self) -> dict[str, Any]:
@@ -140,7 +146,9 @@ def change(improvement: Interval) -> str:
 def _rule(name: str, improvement: Interval, margin: float, passed: bool) -> str:
     low, threshold = f"{improvement.low:+.4f}", f"{0.0 - margin:+.4f}"
     where = "at or above" if passed else "below"
-    return f"Lower end of the {name}'s interval: {low}, {where} the threshold of {threshold} (margin {margin:g})."
+    return (
+        f"The interval of {name} has its lower end at {low}, {where} the threshold of {threshold} (margin {margin:g})."
+    )
 
 
 def _interval(name: str, interval: Interval) -> Iterator[tuple[str, float]]:

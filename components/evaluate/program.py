@@ -132,8 +132,9 @@ def measure(inputs: Inputs, config: Config, device: torch.device) -> tuple[Outco
     bounds = {"max_samples": config.max_samples, "max_documents": config.max_documents}
     held_out = {name: HeldOut(ShardDataset(inputs[name], "validation"), **bounds) for name in SETS if name in inputs}
     tokenizer = load_tokenizer(inputs["data"].fetch_all(TOKENIZER_FOLDER), engine="tokenizers")
-    lengths = (config.prompt_tokens, config.generated_tokens)
-    prompts = choose_prompts(held_out["data"], config.prompts, *lengths, tokenizer.eos_id)
+    half = held_out["data"].samples.sequence_length // 2
+    prompt_tokens, generated_tokens = min(config.prompt_tokens, half), min(config.generated_tokens, half)
+    prompts = choose_prompts(held_out["data"], config.prompts, prompt_tokens, generated_tokens, tokenizer.eos_id)
     pieces: dict[str, ByModel] = {name: {} for name in held_out}
     written: dict[str, list[NDArray[np.int64]]] = {}
     for role in MODELS:
@@ -141,7 +142,7 @@ def measure(inputs: Inputs, config: Config, device: torch.device) -> tuple[Outco
         for name, held in held_out.items():
             where = f"the {role} model at {inputs[role].uri}, on {name}"
             pieces[name][role] = score(model, held, config.batch_tokens, where)
-        written[role] = continue_prompts(model, prompts, config.generated_tokens, tokenizer.eos_id)
+        written[role] = continue_prompts(model, prompts, generated_tokens, tokenizer.eos_id)
         del model  # before the next one is loaded
     sets = {name: _summarize(inputs[name], held_out[name], tokenizer, pieces[name], config) for name in held_out}
     outcome = Outcome(

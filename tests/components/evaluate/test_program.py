@@ -11,6 +11,7 @@ import torch
 
 from crosstrain.components.core.artifact import Artifact
 from crosstrain.components.core.step import execute
+from crosstrain.components.core.storage import open_store
 from crosstrain.components.evaluate.config import Config
 from crosstrain.components.evaluate.program import run
 
@@ -135,13 +136,15 @@ def test_a_step_that_had_to_pass_fails_again_when_run_again(make_model, shards, 
             execute("evaluate", config)
 
 
-def test_forgetting_is_reported_and_judged_only_with_a_bound(evaluate, make_model, make_shards, shards):
+def test_forgetting_is_reported_and_judged_only_with_a_bound(evaluate, make_model, make_shards, shards, tmp_path):
     before = make_shards("before", seed=5)
     good, bad = make_model("good", shards), make_model("bad", shards, change=louder)
     reported = evaluate(bad, good, "reported", forgetting=before, margin=1e6).artifact.facts
     assert reported.verdict == "pass" and reported.metrics["forgetting_low"] > 0
     judged = evaluate(bad, good, "judged", forgetting=before, margin=1e6, max_forgetting=0.5).artifact.facts
     assert judged.verdict == "fail"
+    told = Artifact.open(str(tmp_path / "judged")).read("report.html").decode()
+    assert "Fails on the forgetting set. " in told
     enough = evaluate(bad, good, "enough", forgetting=before, margin=1e6, max_forgetting=1e6).artifact.facts
     assert enough.verdict == "pass"
     with pytest.raises(ValueError, match="max_forgetting judges the forgetting set"):
@@ -253,3 +256,18 @@ def test_cuda_is_refused_where_there_is_none(evaluate, make_model, shards):
     model = make_model("a", shards)
     with pytest.raises(ValueError, match="no CUDA device here"):
         evaluate(model, model, device="cuda")
+
+
+def test_inputs_and_output_in_object_storage_give_the_same_artifact(make_model, shards, tmp_path, s3_uri):
+    """Everything over S3: the manifest, and so every byte, is that of a run in local folders."""
+    models = {"candidate": make_model("tuned", shards, 1, log=LOG), "baseline": make_model("base", shards)}
+    local = {**{name: model.uri for name, model in models.items()}, "data": shards.uri, "output": str(tmp_path / "out")}
+    remote = {name: f"{s3_uri}/{name}" for name in local}
+    for name, uri in local.items():
+        for path in sorted(Path(uri).rglob("*")):
+            if path.is_file():
+                open_store(remote[name]).upload(path, path.relative_to(uri).as_posix())
+    one, two = (run(Config.decode({**QUICK, **uris})).artifact for uris in (local, remote))
+    assert two.uri.startswith("s3://")
+    assert one.manifest.sha256 == two.manifest.sha256
+    assert Artifact.open(two.uri).read("report.html") == one.read("report.html")
