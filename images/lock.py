@@ -50,7 +50,16 @@ RESOLUTIONS = {
         Resolution("data/requirements.lock", ("data/requirements.in",), extras=("train", "eval")),
         Resolution("data/executor.lock", ("executor.in",), options=("--no-deps",)),
     ),
-    "submit": (Resolution("submit/requirements.lock", ("submit/requirements.in",), extras=("pipelines",)),),
+    "submit": (
+        Resolution(
+            "submit/requirements.lock",
+            ("submit/requirements.in",),
+            extras=("pipelines",),
+            left_out="kfp-server-api",
+        ),
+        Resolution("submit/source.lock", ("submit/source.in",), options=("--no-deps",)),
+        Resolution("submit/build.lock", ("submit/build.in",)),
+    ),
     "gpu": (
         Resolution(
             "gpu/requirements.lock",
