@@ -186,7 +186,8 @@ def read_rows(store: Store, tensor: Tensor, start: int, stop: int) -> "torch.Ten
     row_bytes = tensor.bytes // max(tensor.rows, 1)
     data = read_bytes(store, tensor.file, tensor.offset + start * row_bytes, (stop - start) * row_bytes)
     shape = (stop - start, *tensor.shape[1:]) if tensor.shape else ()
-    return torch.from_numpy(data).view(getattr(torch, DTYPES[tensor.dtype])).reshape(shape)
+    dtype = getattr(torch, DTYPES[tensor.dtype])
+    return torch.from_numpy(data).view(dtype).reshape(shape) if len(data) else torch.empty(shape, dtype=dtype)
 
 
 def read_tensor(store: Store, tensor: Tensor) -> "torch.Tensor":
@@ -222,7 +223,7 @@ def write_file(
             total -= len(block)
             stream.write(block.data)
     if total:
-        raise ValueError(f"{path.name}: {-total} bytes more than its tensors have were given")
+        raise ValueError(f"{path.name}: {abs(total)} bytes {'fewer' if total > 0 else 'more'} than its tensors have")
 
 
 T = TypeVar("T")
