@@ -8,6 +8,7 @@ import hashlib
 import logging
 import os
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,13 +16,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from crosstrain.components.core.manifest import MANIFEST_NAME, Facts, File, Manifest, Source, decode
-from crosstrain.components.core.storage import Store, check_key, open_store
+from crosstrain.components.core.storage import TEMPORARY, LocalStore, Store, check_key, open_store
 
 log = logging.getLogger(__name__)
 
 
 class Artifact:
-    """An artifact that exists: its manifest, and verified access to its objects."""
+    """An artifact that exists: its manifest, and verified access to its objects, also from many threads."""
 
     def __init__(self, store: Store, manifest: Manifest) -> None:
         self.store = store
@@ -31,6 +32,7 @@ class Artifact:
         self.manifest = manifest
         self._verified: set[str] = set()
         self._cache: tempfile.TemporaryDirectory[str] | None = None
+        self._lock = threading.Lock()
 
     @property
     def uri(self) -> str:
@@ -51,7 +53,7 @@ class Artifact:
         store = open_store(uri.removesuffix("/" + MANIFEST_NAME))
         try:
             data = store.read(MANIFEST_NAME)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise FileNotFoundError(
                 f"{store.uri}: no {MANIFEST_NAME} here, so no finished artifact; plain files get in through "
                 "import_data or import_model"
@@ -71,16 +73,19 @@ class Artifact:
     def fetch(self, path: str) -> Path:
         """One object as a verified local file: where it lies, or a copy that lives as long as this object."""
         entry = self.manifest.file(path)
-        local = self.files.local_path(path)
-        if local is None:
-            local = self._folder() / path
+        there = self.files.local_path(path)
+        local = self._folder() / path if there is None else there
         if path not in self._verified:
-            if self.files.local_path(path) is None:
-                local.parent.mkdir(parents=True, exist_ok=True)
-                self.files.download(path, local)
-            if not local.is_file():
-                raise FileNotFoundError(f"{self.files.locate(path)}: listed in the manifest, and not there")
-            _check(entry, local.stat().st_size, hash_file(local), self.files.locate(path))
+            try:
+                found = self.files.download(path, local) if there is None else self.files.digest(path)
+            except FileNotFoundError as error:
+                raise FileNotFoundError(f"{error} (it is listed in the manifest of {self.uri})") from None
+            try:
+                _check(entry, found.bytes, found.sha256, self.files.locate(path))
+            except ValueError:
+                if there is None:
+                    local.unlink()
+                raise
             self._verified.add(path)
         return local
 
@@ -92,33 +97,38 @@ class Artifact:
 
     def fetch_all(self, prefix: str = "") -> Path:
         """Every object (under a folder of the artifact), verified; the local folder that holds them."""
+        folder = prefix.rstrip("/") + "/" if prefix else ""
         for file in self.manifest.files:
-            if file.path.startswith(prefix):
+            if file.path.startswith(folder):
                 self.fetch(file.path)
         local = self.files.local_path()
-        return (local if local is not None else self._folder()) / prefix
+        return (local if local is not None else self._folder()) / folder
 
     def _folder(self) -> Path:
-        if self._cache is None:
-            self._cache = tempfile.TemporaryDirectory(prefix="crosstrain-")
-        return Path(self._cache.name)
+        with self._lock:
+            if self._cache is None:
+                self._cache = tempfile.TemporaryDirectory(prefix="crosstrain-")
+            return Path(self._cache.name)
 
 
 class ArtifactWriter:
     """Stages, stores and finally commits an artifact. Use as a context manager.
 
     A failure before `commit` removes what was staged; objects already stored stay invisible, because
-    no manifest names them, and the next try overwrites them.
+    no manifest names them, and the next try overwrites them. A manifest of an earlier artifact at the same
+    prefix is removed before its first object is overwritten.
+
+    Raises:
+        PermissionError, FileNotFoundError: on creation, when the prefix cannot be written.
     """
 
     def __init__(self, uri: str) -> None:
         self.store = open_store(uri)
         self._files: dict[str, File] = {}
-        local = self.store.local_path()
-        if local is not None:
-            check_writable(local)
+        self._replacing = True
+        self.store.check_writable()
         self._staging = tempfile.TemporaryDirectory(
-            prefix=".crosstrain-staging-", dir=local, ignore_cleanup_errors=True
+            prefix=TEMPORARY + "staging-", dir=self.store.local_path(), ignore_cleanup_errors=True
         )
         self.staging = Path(self._staging.name)
         """Scratch folder, on the output's own file system when that is local; gone after the `with` block."""
@@ -126,7 +136,9 @@ class ArtifactWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._staging.cleanup()
 
     @contextmanager
@@ -139,14 +151,20 @@ class ArtifactWriter:
 
     def add(self, local: Path, path: str) -> File:
         """Store a local file as one object: a file of the staging folder is moved, any other is copied."""
-        file = File(path=path, bytes=local.stat().st_size, sha256=hash_file(local))
-        target = self.store.local_path(path)
-        if target is not None and self.staging in local.parents:
+        if check_key(path) == MANIFEST_NAME:
+            raise ValueError(f"{MANIFEST_NAME} is written by commit; store the file under another name")
+        if self._replacing:
+            self.store.delete(MANIFEST_NAME)
+            self._replacing = False
+        target, staged = self.store.local_path(path), self.staging in local.parents
+        if target is not None and staged:
+            file = File(path=path, bytes=local.stat().st_size, sha256=hash_file(local))
             target.parent.mkdir(parents=True, exist_ok=True)
             os.replace(local, target)
         else:
-            self.store.upload(local, path)
-            if self.staging in local.parents:
+            entry = self.store.upload(local, path)
+            file = File(path=path, bytes=entry.bytes, sha256=entry.sha256)
+            if staged:
                 local.unlink()
         self._files[path] = file
         return file
@@ -190,7 +208,9 @@ class ArtifactWriter:
             facts=facts,
             files=tuple(self._files[path] for path in sorted(self._files)),
             options=dict(options),
-            inputs={name: item.manifest.source() if isinstance(item, Artifact) else item for name, item in inputs.items()},
+            inputs={
+                name: item.manifest.source() if isinstance(item, Artifact) else item for name, item in inputs.items()
+            },
         )
         return commit_manifest(self.store, manifest)
 
@@ -198,7 +218,8 @@ class ArtifactWriter:
 def commit_manifest(store: Store, manifest: Manifest) -> Artifact:
     """Write a manifest under a prefix, which makes the artifact exist."""
     store.write(MANIFEST_NAME, manifest.encode())
-    log.info("wrote %s artifact: %d files, %d bytes", manifest.kind, len(manifest.files), sum(f.bytes for f in manifest.files))
+    size = sum(file.bytes for file in manifest.files)
+    log.info("wrote %s artifact: %d files, %d bytes", manifest.kind, len(manifest.files), size)
     return Artifact(store, manifest)
 
 
@@ -210,12 +231,7 @@ def hash_file(path: Path) -> str:
 
 def check_writable(folder: Path) -> None:
     """Make a local folder, or raise PermissionError before any work is done for it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise PermissionError(f"{folder}: cannot write the output here ({error.strerror}); choose another output") from None
+    LocalStore(folder).check_writable()
 
 
 def _check(entry: File, size: int, digest: str, where: str) -> None:
