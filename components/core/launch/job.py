@@ -150,7 +150,7 @@ class RunOn(Config):
     shared_memory: str = ""
     """Size of /dev/shm, as Kubernetes writes sizes; empty: as the instance type has it."""
     retries: NonNegativeInt = 3
-    """How often a failed job is restarted before the step fails."""
+    """How often a failed job on a cluster is restarted before the step fails."""
     keep_seconds: PositiveInt = 86_400
     """How long a finished job's object, status and logs stay."""
     timeouts: Timeouts = Timeouts()
@@ -168,6 +168,10 @@ class RunOn(Config):
     def _fits_together(self) -> Self:
         if self.target == "local" and self.nodes > 1:
             raise ValueError("nodes: the target local is one machine; choose hyperpod, trainjob or pytorchjob")
+        if self.target == "local" and (self.secrets or self.volumes):
+            raise ValueError(
+                "secrets and volumes belong to a cluster; on this machine set the variables and paths yourself"
+            )
         if not self.queue and (self.priority or self.topology):
             raise ValueError("priority and topology belong to a Kueue queue; give queue too")
         if both := sorted(set(self.env) & set(self.secrets)):

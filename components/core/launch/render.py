@@ -7,7 +7,7 @@ from typing import Any
 
 from crosstrain.components.core.launch import render_hyperpod, render_pytorchjob, render_trainjob
 from crosstrain.components.core.launch.job import Job, Target
-from crosstrain.components.core.launch.pod import plan
+from crosstrain.components.core.launch.plan import plan
 
 IDENTITY_ANNOTATION = "crosstrain/job-sha256"
 """Digest of the job as rendered: a step adopts the job of its name only if they agree."""

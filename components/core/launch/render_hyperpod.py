@@ -12,7 +12,7 @@ The operator has no public CRD; the shape is that of its vendor's client.
 from typing import Any
 
 from crosstrain.components.core.launch.job import Job
-from crosstrain.components.core.launch.pod import PodPlan
+from crosstrain.components.core.launch.plan import PodPlan
 from crosstrain.components.core.launch.torchrun import program, shape
 
 API_VERSION, PLURAL = "sagemaker.amazonaws.com/v1", "hyperpodpytorchjobs"

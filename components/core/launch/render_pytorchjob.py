@@ -9,7 +9,7 @@ annotations ask for automatic resumption after a node's replacement, which works
 from typing import Any
 
 from crosstrain.components.core.launch.job import Job
-from crosstrain.components.core.launch.pod import PodPlan
+from crosstrain.components.core.launch.plan import PodPlan
 from crosstrain.components.core.launch.torchrun import program, rendezvous, shape
 
 API_VERSION, KIND, PLURAL = "kubeflow.org/v1", "PyTorchJob", "pytorchjobs"

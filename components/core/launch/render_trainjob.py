@@ -13,7 +13,7 @@ backoffLimit, the JobSet's failurePolicy); `retries` restarts processes.
 from typing import Any
 
 from crosstrain.components.core.launch.job import Job
-from crosstrain.components.core.launch.pod import CONTAINER_SECURITY, PodPlan, literal
+from crosstrain.components.core.launch.plan import CONTAINER_SECURITY, PodPlan, literal
 from crosstrain.components.core.launch.torchrun import program, rendezvous, shape
 
 API_VERSION, KIND, PLURAL = "trainer.kubeflow.org/v1alpha1", "TrainJob", "trainjobs"

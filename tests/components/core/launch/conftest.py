@@ -1,4 +1,4 @@
-"""Jobs to render, and a judge of rendered objects: CRD schemas with unknown fields refused, pod templates strictly."""
+"""A judge of rendered objects: CRD schemas with unknown fields refused, pod templates strictly."""
 
 import json
 from collections.abc import Callable

@@ -6,7 +6,7 @@ import pytest
 
 from crosstrain.components.core.launch.instances import load_instances
 from crosstrain.components.core.launch.job import Job, RunOn
-from crosstrain.components.core.launch.pod import processes_per_node
+from crosstrain.components.core.launch.plan import processes_per_node
 
 
 def named(run: str, task: str) -> str:
