@@ -26,6 +26,29 @@ def corpus(tmp_path: Path) -> Callable[..., Artifact]:
 
 
 @pytest.fixture
+def shards(tmp_path: Path, corpus: Callable[..., Artifact]) -> Callable[..., Artifact]:
+    """Shards of some English, made with a model's tokenizer by the project's own steps."""
+
+    def make(model: Artifact, sequence_length: int = 32, name: str = "shards") -> Artifact:
+        rows = [
+            {"text": f"Mill {number} stands by the river, and {number * 7} sacks of flour lie in it."}
+            for number in range(60)
+        ]
+        tokens = {
+            "corpus": corpus(rows, f"{name}.text").uri, "tokenizer": model.uri,
+            "output": str(tmp_path / f"{name}.tokens"),
+        }  # fmt: skip
+        made = execute("tokenize", load_config("tokenize").decode(tokens)).artifact
+        values = {
+            "tokens": made.uri, "output": str(tmp_path / name), "sequence_length": sequence_length,
+            "validation_fraction": 0.2,
+        }  # fmt: skip
+        return execute("shard", load_config("shard").decode(values)).artifact
+
+    return make
+
+
+@pytest.fixture
 def finetune(tmp_path: Path) -> Callable[..., Result]:
     """Run finetune_lora on a model and data, with few small steps unless told otherwise."""
 
