@@ -3,14 +3,13 @@
 What a file holds is told from its name; what is in it is tokenize's to judge.
 """
 
-import hashlib
 import logging
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from crosstrain.components.core.artifact import check_writable, commit_manifest
+from crosstrain.components.core.artifact import commit_manifest
 from crosstrain.components.core.manifest import CorpusFacts, File, Manifest
 from crosstrain.components.core.step import Result
 from crosstrain.components.core.storage import Entry, Store, open_store
@@ -35,7 +34,6 @@ FORMATS: dict[str, Format] = {
 COMPRESSIONS = (".gz", ".zst")
 
 _HASHED_AT_ONCE = 8
-_BLOCK = 1 << 20
 
 
 def run(config: Config) -> Result:
@@ -46,14 +44,13 @@ def run(config: Config) -> Result:
         ValueError: no file matches, all are empty, or their formats are mixed or unknown.
     """
     output = open_store(config.output)
-    if (folder := output.local_path()) is not None:
-        check_writable(folder)
+    output.check_writable()
     store, entries = find_files(config.source, config.include)
     if store.uri == open_store(config.source).uri and f"{output.uri}/".startswith(f"{store.uri}/"):
         raise ValueError(f"{config.output}: the output lies inside the source folder; choose another output")
     form = config.format if config.format != "auto" else detect_format(store, entries)
     with ThreadPoolExecutor(_HASHED_AT_ONCE) as pool:
-        files = tuple(pool.map(lambda entry: hash_entry(store, entry), entries))
+        files = tuple(pool.map(lambda entry: hash_file(store, entry), entries))
     manifest = Manifest(
         component="import_data",
         facts=CorpusFacts(format=form),
@@ -125,15 +122,12 @@ def format_of(key: str) -> Format | None:
     return next((form for suffix, form in FORMATS.items() if name.endswith(suffix)), None)
 
 
-def hash_entry(store: Store, entry: Entry) -> File:
+def hash_file(store: Store, entry: Entry) -> File:
     """A file's entry in the manifest, hashed as a stream."""
-    digest, size = hashlib.sha256(), 0
-    with store.open(entry.key) as stream:
-        while block := stream.read(_BLOCK):
-            digest.update(block)
-            size += len(block)
-    if size != entry.bytes:
+    found = store.digest(entry.key)
+    if found.bytes != entry.bytes:
         raise ValueError(
-            f"{store.locate(entry.key)}: listed with {entry.bytes} bytes and read {size}; is it being written?"
+            f"{store.locate(entry.key)}: listed with {entry.bytes} bytes and read with {found.bytes}; is it being "
+            "written? Import it when it is whole"
         )
-    return File(path=entry.key, bytes=size, sha256=digest.hexdigest())
+    return File(path=entry.key, bytes=found.bytes, sha256=found.sha256)
