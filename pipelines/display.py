@@ -14,10 +14,10 @@ from crosstrain.pipelines.progress import Progress, Step
 
 KEY_METRICS = (
     "passed", "improvement", "candidate_loss", "baseline_loss", "unigram_entropy", "validation_loss", "train_loss",
-    "loss", "max_abs_logit_difference", "tokens_per_second", "documents", "tokens", "samples", "parameters",
-    "trainable_parameters", "files", "bytes",
+    "loss", "grad_norm", "max_abs_logit_difference", "documents", "tokens", "train_samples", "validation_samples",
+    "parameters", "trainable_parameters", "tokens_per_second", "emulation_tokens_per_second", "files", "input_bytes",
 )  # fmt: skip
-"""Metrics worth a place on a step's line, the most telling first; a step that has none shows its first ones."""
+"""Metrics worth a place on a step's line, the most telling first; a step that has none of them shows its own first."""
 
 SHOWN_METRICS = 5
 PLAIN_SECONDS = 10.0
@@ -137,7 +137,7 @@ def metrics_text(step: Step) -> str:
 
 
 def _pairs(values: Mapping[str, float]) -> list[str]:
-    names = [name for name in KEY_METRICS if name in values] + [name for name in values if name not in KEY_METRICS]
+    names = [name for name in KEY_METRICS if name in values] or list(values)
     return [f"{name.replace('_', ' ')} {number(values[name])}" for name in names[:SHOWN_METRICS]]
 
 

@@ -68,7 +68,7 @@ def run(pipeline: Pipeline, values: Mapping[str, Any], folder: RunFolder, verbos
         folder.prepare(pipeline, values, tasks)
         folder.write_summary(summary.describe(pipeline, values, progress, "running", started, None, ()))
         console = Console()
-        live = console.is_terminal and not verbose
+        live = console.is_terminal and not console.is_dumb_terminal and not verbose
         display: Display = LiveDisplay(progress, console) if live else PlainDisplay()
         with display:
             code = _Runner(pipeline, values, folder, progress, display, verbose).run(received)

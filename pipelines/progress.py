@@ -6,7 +6,6 @@ crosstrain's steps write events; a foreign component shows by KFP's lines alone.
 import json
 import re
 import time
-from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,8 +40,8 @@ class Step:
     """Largest resident memory of the step's main process; 0 where it is not known."""
     error: str = ""
     progress: dict[str, float] = field(default_factory=dict)
-    lines: deque[str] = field(default_factory=lambda: deque(maxlen=15))
-    """Last lines that the step printed."""
+    last_line: str = "nothing"
+    """The last line that the step printed."""
 
     @property
     def seconds(self) -> float:
@@ -89,7 +88,7 @@ class Progress:
         if found := _EXECUTING.search(line):
             step = self._step(found.group(1))
             self._current, self._signal = step.task, 0
-            step.lines.clear()
+            step.last_line = "nothing"
             self._start(step, time.time())
             return step
         if found := _FINISHED.search(line):
@@ -97,7 +96,7 @@ class Progress:
         if found := _SIGNALLED.match(line):
             self._signal = int(found.group(1))
         elif self._current and line.strip():
-            self._step(self._current).lines.append(line.strip())
+            self._step(self._current).last_line = line.strip()
         return None
 
     def _finish(self, step: Step, success: bool) -> Step | None:
@@ -111,7 +110,8 @@ class Progress:
         if self._signal:
             step.error = f"killed by {describe_signal(self._signal)}"
         elif not step.error:
-            step.error = step.lines[-1] if step.lines else "ended without a word"
+            silent = f"died without an error of its own; the last it said: {step.last_line}"
+            step.error = silent if step.component else step.last_line
         return step
 
     def close(self, stopped: bool) -> None:

@@ -13,6 +13,9 @@ from kfp import dsl
 from crosstrain.components.import_data.component import import_data
 from crosstrain.components.import_model.component import import_model
 from crosstrain.components.merge.component import merge
+from crosstrain.components.shard.component import shard
+from crosstrain.components.tokenize.component import tokenize
+from crosstrain.components.train_fp8.component import train_fp8
 from crosstrain.pipelines.compile import compile_function
 
 IMAGE = "python:3.11"
@@ -123,6 +126,20 @@ def importing(corpus: str, config: dict = {}):  # noqa: B006
     use(data=taken.outputs["data"])
 
 
+@dsl.pipeline(name="tokenizing")
+def tokenizing(corpus: str, vocab_size: int = 300):
+    """Text to token documents."""
+    tokenize(corpus=import_data(source=corpus).outputs["data"], vocab_size=vocab_size)
+
+
+@dsl.pipeline(name="training")
+def training(corpus: str, state: str = "", config: dict = {}):  # noqa: B006
+    """Text to a model."""
+    tokens = tokenize(corpus=import_data(source=corpus).outputs["data"], vocab_size=300)
+    shards = shard(tokens=tokens.outputs["tokens"], sequence_length=32)
+    train_fp8(shards=shards.outputs["shards"], preset="debug", precision="fp32", steps=120, state=state, config=config)
+
+
 @dsl.container_component
 def shell():
     """A container."""
@@ -140,7 +157,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Name to compiled YAML."""
     folder = tmp_path_factory.mktemp("compiled")
     paths = {}
-    functions: list[Any] = [words, sleeping, crossing, importing, containing, use]
+    functions: list[Any] = [words, sleeping, crossing, importing, containing, use, tokenizing, training]
     for function in functions:
         paths[function.name] = folder / f"{function.name}.yaml"
         paths[function.name].write_bytes(compile_function(function))

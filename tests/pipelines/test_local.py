@@ -91,6 +91,58 @@ def test_a_run_goes_on_in_its_folder(crosstrain, compiled: dict[str, Path], tmp_
     assert summary(out)["parameters"]["text"] == "a"
 
 
+def test_a_finished_step_is_not_done_again(crosstrain, compiled: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("some text\n" * 50)
+    arguments = ("run", compiled["tokenizing"], "--set", "corpus=corpus.txt", "--out", "out")
+    first = crosstrain(*arguments)
+    assert first.returncode == 0, first.stderr
+    before = steps(tmp_path / "out")["tokenize"]
+    again = crosstrain(*arguments)
+    assert again.returncode == 0, again.stderr
+    after = steps(tmp_path / "out")["tokenize"]
+    assert (before["status"], after["status"]) == ("done", "reused")
+    assert after["manifest_sha256"] == before["manifest_sha256"] and after["metrics"] == before["metrics"]
+    assert "tokenize: reused in " in again.stdout
+
+
+@pytest.mark.slow
+def test_a_run_whose_training_was_killed_resumes_to_the_same_bits(
+    crosstrain, command: list[str], compiled: dict[str, Path], tmp_path: Path
+) -> None:
+    lines = [json.dumps({"text": f"line {n} of {n * n} words"}) for n in range(2000)]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(lines))
+    config = '{"train_fp8": {"checkpoint_every": 10, "threads": 1, "evaluate_every": 0}}'
+    settings = ("--set", f"corpus={tmp_path / 'corpus.jsonl'}", "--set", f"config={config}")
+    whole = crosstrain("run", compiled["training"], *settings, "--out", "whole")
+    assert whole.returncode == 0, whole.stderr
+    arguments = ["run", str(compiled["training"]), *settings, "--out", str(tmp_path / "killed")]
+    with subprocess.Popen([*command, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
+        wait_for_step(tmp_path / "killed" / "events.jsonl", 15)
+        for process in psutil.Process(run.pid).children(recursive=True):
+            if process.cmdline()[:3:2] == [sys.executable, "kfp.dsl.executor_main"]:
+                process.kill()
+        _, errors = run.communicate(timeout=60)
+    assert run.returncode == 1
+    assert "train-fp8 failed: killed by signal 9 (SIGKILL)" in errors
+    resumed = crosstrain(*arguments)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resum" in (tmp_path / "killed" / "logs" / "train-fp8.log").read_text()
+    expected, found = steps(tmp_path / "whole")["train-fp8"], steps(tmp_path / "killed")["train-fp8"]
+    assert found["manifest_sha256"] == expected["manifest_sha256"]
+    assert found["metrics"]["train_loss"] == expected["metrics"]["train_loss"]
+
+
+def wait_for_step(events: Path, wanted: int) -> None:
+    """Wait until training has logged a step."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        lines = events.read_text().splitlines() if events.exists() else []
+        if any(json.loads(line).get("step", 0) >= wanted for line in lines if line.endswith("}")):
+            return
+        time.sleep(0.02)
+    raise AssertionError("training did not get there")
+
+
 @pytest.mark.parametrize(
     ("mode", "error"),
     [
