@@ -55,7 +55,12 @@ def load_config(component: str) -> type[Config]:
 
 
 def load_program(component: str) -> ModuleType:
-    """The program module of a component."""
+    """The program module of a component.
+
+    Idle OpenMP threads are told to sleep, before torch loads their library: by default they spin, and on a machine
+    that is shared (two steps of a run at once) a training step then takes several times as long.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return importlib.import_module(f"crosstrain.components.{component}.program")
 
 

@@ -32,7 +32,7 @@ class Precision(ABC):
 
     @abstractmethod
     def convert(self, model: "nn.Module") -> int:
-        """Switch a Hugging Face causal LM (peft may have wrapped it) over in place; the number of layers that changed."""
+        """Switch a Hugging Face causal LM, peft-wrapped or not, over in place; the number of layers that changed."""
 
     @abstractmethod
     def restore(self, model: "nn.Module") -> None:
