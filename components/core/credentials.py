@@ -3,8 +3,9 @@
 The first source that the environment configures is the one that counts; when it fails, that is the error.
 (A chain that goes on to the next source would end in "no provider worked", or work under another identity.)
 Order: access key in the environment, web identity (IRSA), shared credentials file, container credentials
-(EKS Pod Identity, ECS), EC2 instance metadata. Tokens and keys are in no message and in no URL: the library's
-own web-identity provider puts the token into the query string, which errors and debug logs then show.
+(EKS Pod Identity, ECS), EC2 instance metadata. Tokens and keys are in no message and in no URL. The library's own
+providers are not used: they put the web identity token into the query string, which errors and debug logs then
+show, cannot read a secret key with a '%', and their chain drops the reason of a failure.
 
 Left out on purpose: SSO, credential_process and role chains of ~/.aws/config.
 """
@@ -18,11 +19,13 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 from xml.etree import ElementTree
 
+import certifi
 import urllib3
-from minio.credentials import Credentials, IamAwsProvider, Provider
+from minio.credentials import Credentials, Provider
+from urllib3.exceptions import HTTPError
 
 REFRESH_SECONDS = 300
 """Credentials are renewed this long before they expire, or after half their life when that is shorter."""
@@ -30,6 +33,8 @@ RETRY_SECONDS = 10
 """How long credentials that still hold are kept when renewing them failed."""
 CONTAINER_HOSTS = ("127.0.0.1", "localhost", "::1", "169.254.170.2", "169.254.170.23", "fd00:ec2::23")
 """Hosts that container credentials may come from without TLS: loopback, ECS, EKS Pod Identity."""
+
+INSTANCE_ENDPOINT = "http://169.254.169.254"
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +82,7 @@ class CredentialSource(Provider):
     def _renewed(self, now: float) -> Credentials:
         try:
             credentials = self._fetch()
-        except (ValueError, KeyError, OSError, urllib3.exceptions.HTTPError) as error:
+        except (LookupError, ValueError, OSError, SyntaxError, configparser.Error, HTTPError) as error:
             raise PermissionError(f"no credentials from {self.name} ({_reason(error)}); {self.advice}") from None
         left = _seconds_left(credentials, now)
         self._refresh_at = now + left - min(REFRESH_SECONDS, left / 2)
@@ -139,7 +144,8 @@ def _from_web_identity(environment: Mapping[str, str]) -> CredentialSource | Non
             "RoleSessionName": session,
             "WebIdentityToken": Path(token_file).read_text().strip(),
         }
-        answer = ElementTree.fromstring(_request("POST", endpoint, fields=form))
+        headers = {"Content-Type": "application/x-www-form-urlencoded"}
+        answer = ElementTree.fromstring(_request("POST", endpoint, headers, urlencode(form)))
         found = {
             element.tag.rpartition("}")[2]: element.text or "" for element in answer.iterfind(".//{*}Credentials/*")
         }
@@ -192,7 +198,7 @@ def _from_container(environment: Mapping[str, str]) -> CredentialSource | None:
         token_file = environment.get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE")
         token = Path(token_file).read_text() if token_file else environment.get("AWS_CONTAINER_AUTHORIZATION_TOKEN", "")
         headers = {"Authorization": token.strip()} if token.strip() else {}
-        return _temporary(json.loads(_request("GET", uri, headers=headers)), token="Token")
+        return _temporary(json.loads(_request("GET", uri, headers)), token="Token")
 
     return CredentialSource(
         f"the container credentials at {target.scheme}://{target.netloc}",
@@ -205,11 +211,15 @@ def _from_instance(environment: Mapping[str, str]) -> CredentialSource | None:
     if environment.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
         return None
 
+    base = environment.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", INSTANCE_ENDPOINT).rstrip("/") + "/latest/"
+
     def fetch() -> Credentials:
-        pool = urllib3.PoolManager(retries=urllib3.Retry(2, backoff_factor=0.2), timeout=urllib3.Timeout(2))
-        return IamAwsProvider(
-            custom_endpoint=environment.get("AWS_EC2_METADATA_SERVICE_ENDPOINT"), http_client=pool
-        ).retrieve()
+        seconds = {"X-aws-ec2-metadata-token-ttl-seconds": "21600"}
+        token = _request("PUT", base + "api/token", seconds, timeout=1, repeats=2).decode()
+        headers = {"X-aws-ec2-metadata-token": token}
+        roles = base + "meta-data/iam/security-credentials/"
+        role = _request("GET", roles, headers).decode().split()[0]
+        return _temporary(json.loads(_request("GET", roles + role, headers)), token="Token")
 
     return CredentialSource(
         "the EC2 instance metadata",
@@ -237,15 +247,16 @@ def _temporary(found: Mapping[str, str], token: str) -> Credentials:
     )
 
 
-def _request(method: str, url: str, **arguments: object) -> bytes:
+def _request(
+    method: str, url: str, headers: Mapping[str, str], body: str = "", timeout: float = 5, repeats: int = 4
+) -> bytes:
     retries = urllib3.Retry(
-        4, redirect=0, backoff_factor=0.2, backoff_jitter=0.2, allowed_methods=None, raise_on_status=False,
+        repeats, redirect=0, backoff_factor=0.2, backoff_jitter=0.2, allowed_methods=None, raise_on_status=False,
         status_forcelist=(429, 500, 502, 503, 504), respect_retry_after_header=False,
     )  # fmt: skip
-    with urllib3.PoolManager(
-        retries=retries, timeout=urllib3.Timeout(5), ca_certs=os.environ.get("AWS_CA_BUNDLE")
-    ) as pool:
-        response = pool.request(method, url, encode_multipart=False, **arguments)  # type: ignore[arg-type]
+    ca_file = os.environ.get("AWS_CA_BUNDLE") or certifi.where()
+    with urllib3.PoolManager(retries=retries, timeout=urllib3.Timeout(timeout), ca_certs=ca_file) as pool:
+        response = pool.request(method, url, body=body or None, headers=headers)
     if response.status != 200:
         raise OSError(f"HTTP status {response.status}{_fault(response.data)}")
     return response.data
@@ -264,7 +275,7 @@ def _reason(error: Exception) -> str:
     """What went wrong, without what the answer or the file held."""
     if isinstance(error, KeyError):
         return f"{error} is missing"
-    if isinstance(error, OSError | urllib3.exceptions.HTTPError):
+    if isinstance(error, OSError | HTTPError):
         return " ".join(str(error).split())
     return "not understood"
 

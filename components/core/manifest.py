@@ -10,13 +10,14 @@ user's files where they are).
 import hashlib
 import json
 import math
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from crosstrain.components.core.storage import check_key
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[1] = 1
 MANIFEST_NAME = "manifest.json"
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -24,7 +25,13 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        ser_json_inf_nan="constants",  # so that encoding refuses them in options, where null would be written
+        use_attribute_docstrings=True,
+    )
 
 
 class File(_Strict):
@@ -132,7 +139,7 @@ class ModelFacts(_Strict):
     tied_embeddings: bool
     tokenizer_sha256: Sha256 | None
     precision: str
-    """How it was trained: `bf16`, `fp32`, `fp8-torchao-emulated`, `imported`, `merged`…; never a claim the hardware did not meet."""
+    """How it was made: `bf16`, `fp32`, `fp8-torchao-emulated`, `imported`, `merged`…: what ran, not what was asked."""
     steps: Count = 0
     tokens_seen: Count = 0
     train_loss: float | None = None
@@ -211,20 +218,33 @@ class Manifest(_Strict):
     base: str = ""
     """URI prefix that `files` are relative to; empty: the prefix that holds the manifest."""
 
+    _encoded: bytes = PrivateAttr(b"")
+
     @model_validator(mode="after")
-    def _distinct(self) -> Self:
+    def _sound(self) -> Self:
         paths = [file.path for file in self.files]
         if len(set(paths)) != len(paths) or MANIFEST_NAME in paths:
             raise ValueError("files repeat a path or list the manifest itself")
+        try:
+            text = json.dumps(self.model_dump(mode="json"), indent=2, sort_keys=True, allow_nan=False)
+        except ValueError:
+            raise ValueError("a number is NaN or infinite") from None
+        self._encoded = (text + "\n").encode()
         return self
 
     def encode(self) -> bytes:
-        """Canonical bytes: sorted keys, two-space indent, final newline."""
-        return (json.dumps(self.model_dump(mode="json"), indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
+        """The bytes it was read from, or canonical ones: sorted keys, two-space indent, final newline."""
+        return self._encoded
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Manifest) and self.encode() == other.encode()
+
+    def __hash__(self) -> int:
+        return hash(self.encode())
 
     @property
     def sha256(self) -> str:
-        """Name of the content: SHA-256 of the canonical bytes."""
+        """Name of the content: SHA-256 of the bytes that are stored, whatever this version would write."""
         return hashlib.sha256(self.encode()).hexdigest()
 
     @property
@@ -232,28 +252,36 @@ class Manifest(_Strict):
         return self.facts.kind
 
     def source(self) -> Source:
-        """This manifest, as an input of another."""
+        """The manifest, as an input of another."""
         return Source(kind=self.kind, sha256=self.sha256)
 
     def file(self, path: str) -> File:
         """The entry for one path, or FileNotFoundError."""
-        for file in self.files:
-            if file.path == path:
-                return file
-        raise FileNotFoundError(f"{path!r} is not in the {self.kind} manifest of {self.component}")
+        try:
+            return self.by_path[path]
+        except KeyError:
+            raise FileNotFoundError(f"{path!r} is not in the {self.kind} manifest of {self.component}") from None
+
+    @cached_property
+    def by_path(self) -> dict[str, File]:
+        """Path to entry."""
+        return {file.path: file for file in self.files}
 
 
 def decode(data: bytes, where: str) -> Manifest:
     """Read a manifest's bytes strictly; a ValueError names `where` and what does not fit."""
     try:
-        return Manifest.model_validate_json(data)
+        manifest = Manifest.model_validate_json(data, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"]) or "file"
+        message = first["msg"].removeprefix("Value error, ")
         raise ValueError(
-            f"{where}: not a crosstrain manifest of schema {SCHEMA_VERSION}: {name}: {first['msg']} "
+            f"{where}: not a crosstrain manifest of schema {SCHEMA_VERSION}: {name}: {message} "
             f"({error.error_count()} faults); was it written by another version, or is it another file?"
         ) from None
+    manifest._encoded = data  # a field that a later version adds must not rename what is stored
+    return manifest
 
 
 def finite(values: dict[str, float]) -> dict[str, float]:

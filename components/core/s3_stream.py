@@ -13,6 +13,9 @@ from minio import Minio
 from minio.error import S3Error
 from urllib3.exceptions import ProtocolError
 
+RECEIVED_BYTES = 1 << 20
+"""Bytes taken from the connection at a time: what is received again, at most, after a cut."""
+
 
 class ObjectStream(io.RawIOBase):
     """An object's bytes [offset, offset + length) as a file; a cut connection is taken up where it broke."""
@@ -61,7 +64,7 @@ class ObjectStream(io.RawIOBase):
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer)[: max(self.size - self._position, 0)]
+        view = memoryview(buffer)[: min(max(self.size - self._position, 0), RECEIVED_BYTES)]
         if not view:
             return 0
         count: int = self._call(lambda client: self._receive(client, view))
