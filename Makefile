@@ -35,7 +35,8 @@ quick: $(VENV)/ready lint
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p crosstrain.components -p crosstrain.pipelines
+	@mkdir -p .cache/types/crosstrain && ln -sfn ../../../components .cache/types/crosstrain/components && ln -sfn ../../../pipelines .cache/types/crosstrain/pipelines
+	MYPYPATH=.cache/types $(BIN)/mypy -p crosstrain.components -p crosstrain.pipelines
 	$(BIN)/crosstrain compile --check
 
 golden: $(VENV)/ready

@@ -67,7 +67,9 @@ def write(folder: Path) -> dict[str, Path]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m crosstrain.pipelines.demo_corpus", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m crosstrain.pipelines.demo_corpus", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("--out", type=Path, default=Path("corpora"), help="folder to write into [default: corpora]")
     write(parser.parse_args().out)
 

@@ -1,7 +1,6 @@
 """The walls of the house: who may import whom, how thin a face is, and that a built wheel is whole."""
 
 import ast
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -42,7 +41,15 @@ def test_every_component_folder_is_listed():
     assert folders == set(COMPONENTS)
     for name in COMPONENTS:
         present = {path.name for path in (ROOT / "components" / name).iterdir()}
-        wanted = {"__init__.py", "__main__.py", "config.py", "program.py", "component.py", "component.yaml", "README.md"}
+        wanted = {
+            "__init__.py",
+            "__main__.py",
+            "config.py",
+            "program.py",
+            "component.py",
+            "component.yaml",
+            "README.md",
+        }
         assert wanted <= present, f"{name} lacks {wanted - present}"
 
 
@@ -104,7 +111,7 @@ def test_the_readme_opens_with_the_two_commands_and_ci_runs_the_second():
 
 @pytest.mark.slow
 def test_a_built_wheel_is_whole_and_works_elsewhere(tmp_path):
-    """sdist -> wheel -> a folder of its own: every module imports, and every data file is there."""
+    """Sdist -> wheel -> a folder of its own: every module imports, and every data file is there."""
     subprocess.run(
         [sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path / "dist", ROOT],
         check=True,
@@ -112,7 +119,8 @@ def test_a_built_wheel_is_whole_and_works_elsewhere(tmp_path):
     )
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", tmp_path / "site", wheel], check=True
+        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", tmp_path / "site", wheel],
+        check=True,
     )
     modules = []
     for top in ("components", "pipelines"):
@@ -122,10 +130,14 @@ def test_a_built_wheel_is_whole_and_works_elsewhere(tmp_path):
                 assert installed.is_file(), f"{relative(path)} is not in the wheel"
                 assert installed.read_bytes() == path.read_bytes()
             if path.suffix == ".py" and path.name != "__main__.py":
-                modules.append("crosstrain." + relative(path).removesuffix(".py").replace("/", ".").removesuffix(".__init__"))
+                modules.append(
+                    "crosstrain." + relative(path).removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+                )
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); import importlib, crosstrain.components as c;"
         f"assert c.__file__.startswith({str(tmp_path)!r}), c.__file__;"
         f"[importlib.import_module(m) for m in {modules!r}]"
     )
-    subprocess.run([sys.executable, "-I", "-c", code], check=True, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    subprocess.run(
+        [sys.executable, "-I", "-c", code], check=True, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )

@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -119,8 +120,10 @@ def _finished(component: str, config: Config) -> Result | None:
 def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     for name in sorted({*old, *new}):
         if old.get(name) != new.get(name):
-            before, after = (str(item.sha256[:12] if isinstance(item, Source) else item) for item in (old.get(name), new.get(name)))
-            return f"{name}: there {before}, here {after}"
+            there, here = (
+                item.sha256[:12] if isinstance(item, Source) else item for item in (old.get(name), new.get(name))
+            )
+            return f"{name}: there {there}, here {here}"
     return ""
 
 
@@ -154,7 +157,9 @@ def run_step(
         config: Further options, which win over `options`: this component's own mapping of field to value, or
             the pipeline-wide mapping of component to such mappings.
         options: Options that the face has as parameters.
-        metrics, html, markdown: KFP output artifacts of these types, where the face has them.
+        metrics: KFP output artifact of this type, where the face has one.
+        html: Likewise.
+        markdown: Likewise.
     """
     task = os.path.basename(os.path.dirname(output.path)) or component
     telemetry.start(task)
@@ -213,9 +218,8 @@ def _publish(result: Result, output: Any, metrics: Any, html: Any, markdown: Any
 
 
 def _write(path: str, data: bytes) -> None:
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "wb") as stream:
-        stream.write(data)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_bytes(data)
 
 
 def main(component: str, argv: Sequence[str] | None = None) -> None:

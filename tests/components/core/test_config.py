@@ -4,8 +4,18 @@ from typing import Literal
 
 import pytest
 
-from crosstrain.components.core.config import INPUT, OUTPUT, STATE, Config, InputURI, OutputURI, PositiveFloat
-from crosstrain.components.core.config import PositiveInt, StateURI, parse_arguments
+from crosstrain.components.core.config import (
+    INPUT,
+    OUTPUT,
+    STATE,
+    Config,
+    InputURI,
+    OutputURI,
+    PositiveFloat,
+    PositiveInt,
+    StateURI,
+    parse_arguments,
+)
 from crosstrain.components.core.step import COMPONENTS, load_config
 
 
@@ -28,7 +38,7 @@ class Example(Config):
     """Names; 100% of them."""
     shuffle: bool = True
     """Whether to shuffle."""
-    extra: dict[str, float] = {}
+    extra: dict[str, float] = {}  # noqa: RUF012 - pydantic copies it
     """More numbers."""
 
 
