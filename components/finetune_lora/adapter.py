@@ -76,7 +76,6 @@ def add_adapter(model: PreTrainedModel, targets: list[str], config: Config) -> P
         use_dora=config.method == "dora",
     )
     torch.manual_seed(config.seed)
-    model.config.name_or_path = model.name_or_path = ""  # a local path, which has no place in an adapter
     tuned: PeftModel = get_peft_model(model, settings)
     return tuned
 

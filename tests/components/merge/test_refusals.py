@@ -144,13 +144,17 @@ def test_the_proof_reads_the_files_as_written(
 def test_the_proof_finds_a_lost_rope_scaling(
     save_model, import_model, save_adapter, merge, tmp_path, monkeypatch
 ) -> None:
-    rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
-    model = import_model(save_model(tmp_path / "base", rope_parameters=rope))
+    rope = {
+        "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    options = {"rope_parameters": rope, "max_position_embeddings": 65536, "dtype": "bfloat16"}
+    model = import_model(save_model(tmp_path / "base", **options))
     adapter = save_adapter(model)
     keep = program._write_side_files
 
     def lose(*rest: Any) -> dict[str, Any]:
-        return keep(*rest) | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+        return keep(*rest) | {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}
 
     monkeypatch.setattr(program, "_write_side_files", lose)
     with pytest.raises(ValueError, match="no manifest was written: logits differ by"):
