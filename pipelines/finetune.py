@@ -1,7 +1,7 @@
 """An existing model in: LoRA on your text, merge with proof, evaluation against the original.
 
-    model ----------------------------------+-> finetune_lora -> merge -> evaluate
-    corpus -> tokenize (its own) -> shard --+
+model ----------------------------------+-> finetune_lora -> merge -> evaluate
+corpus -> tokenize (its own) -> shard --+
 """
 
 from kfp import dsl

@@ -1,7 +1,7 @@
 """The whole chain: raw text to a pre-trained, fine-tuned, merged, proven and evaluated model.
 
-    corpus -> tokenize -> shard -> train_fp8 -+-------------> merge -> evaluate
-    tuning corpus -> tokenize -> shard -------+-> finetune_lora -^
+corpus -> tokenize -> shard -> train_fp8 -+-------------> merge -> evaluate
+tuning corpus -> tokenize -> shard -------+-> finetune_lora -^
 """
 
 from kfp import dsl
@@ -65,13 +65,9 @@ def pretrain_finetune(
 
     tuning_raw = import_data(source=tuning_corpus, config=config)
     tuning_raw.set_display_name("Import tuning corpus").set_caching_options(False)
-    tuning_tokens = tokenize(
-        corpus=tuning_raw.outputs["data"], tokenizer=tokens.outputs["tokens"], config=config
-    )
+    tuning_tokens = tokenize(corpus=tuning_raw.outputs["data"], tokenizer=tokens.outputs["tokens"], config=config)
     tuning_tokens.set_display_name("Tokenize tuning corpus")
-    tuning = shard(
-        tokens=tuning_tokens.outputs["tokens"], sequence_length=sequence_length, seed=seed, config=config
-    )
+    tuning = shard(tokens=tuning_tokens.outputs["tokens"], sequence_length=sequence_length, seed=seed, config=config)
     tuning.set_display_name("Shard tuning corpus")
     adapter = finetune_lora(
         model=base.outputs["model"],

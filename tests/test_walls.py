@@ -1,6 +1,7 @@
 """The walls of the house: who may import whom, how thin a face is, and that a built wheel is whole."""
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
