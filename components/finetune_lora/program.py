@@ -6,7 +6,6 @@ is here is how they meet. Left out on purpose: several processes.
 """
 
 import logging
-import os
 import resource
 
 import torch
@@ -15,6 +14,7 @@ from crosstrain.components.core import model as models
 from crosstrain.components.core.artifact import Artifact, ArtifactWriter
 from crosstrain.components.core.checkpoint import Checkpoints, require_writable, run_key
 from crosstrain.components.core.data import BatchPlan, ShardDataset
+from crosstrain.components.core.device import choose_device, require_one_process
 from crosstrain.components.core.manifest import AdapterFacts, ModelFacts
 from crosstrain.components.core.precision import choose
 from crosstrain.components.core.reproducible import reproducible
@@ -49,8 +49,9 @@ def run(config: Config) -> Result:
     """
     base, data = Artifact.open(config.model, "model"), Artifact.open(config.data)
     dataset, validation = _data(base, data, config)
-    _check_ranks(len(dataset), config.global_batch_size)
-    device = _device(config.device)
+    require_one_process()
+    BatchPlan(len(dataset), config.global_batch_size, config.seed)
+    device = choose_device(config.device)
     require_writable(config.output)
     inputs = {"model": base.manifest.source(), "data": data.manifest.source()}
     checkpoints = Checkpoints(
@@ -146,22 +147,6 @@ def _check_vocabulary(size: int, facts: ModelFacts, where: str) -> None:
             f"{where}: the tokenizer has {size} ids and the model's embedding {facts.vocab_size}; resize the model's "
             "embeddings to its tokenizer first"
         )
-
-
-def _check_ranks(samples: int, global_batch_size: int) -> None:
-    """Refuse data that does not go round, and more than one process."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    BatchPlan(samples, global_batch_size, seed=0, world=world)
-    if world > 1:
-        raise ValueError(f"WORLD_SIZE is {world}: this version trains in one process only; start it without torchrun")
-
-
-def _device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device cuda: torch sees no CUDA device on this machine; use device cpu or auto")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
 
 
 def _metrics(outcome: Outcome, facts: AdapterFacts) -> dict[str, float]:
