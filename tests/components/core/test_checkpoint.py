@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from crosstrain.components.core.checkpoint import STATE_NAME, Checkpoints, require_writable, run_key
 from crosstrain.components.core.manifest import MANIFEST_NAME, Source
 from crosstrain.components.core.reproducible import random_state, reproducible, seed_everything, set_random_state

@@ -1,6 +1,7 @@
 """The guard: what it calls a divergence, and what not."""
 
 import pytest
+
 from crosstrain.components.core.guard import Event, Guard
 from crosstrain.components.core.training_config import TrainingOptions
 
@@ -17,7 +18,12 @@ def warm(**options: float) -> Guard:
 
 @pytest.mark.parametrize(
     ("loss", "grad_norm", "words"),
-    [(NAN, 1.0, "loss is nan"), (INF, 1.0, "loss is inf"), (3.0, NAN, "gradient norm is nan"), (3.0, INF, "norm is inf")],
+    [
+        (NAN, 1.0, "loss is nan"),
+        (INF, 1.0, "loss is inf"),
+        (3.0, NAN, "gradient norm is nan"),
+        (3.0, INF, "norm is inf"),
+    ],
 )
 def test_what_is_not_finite_is_a_divergence_at_once(loss, grad_norm, words):
     assert words in Guard(TrainingOptions()).judge(loss, grad_norm)

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
 from crosstrain.components.core.artifact import ArtifactWriter, hash_file
 from crosstrain.components.core.manifest import ShardsFacts, Split, TokenizerFacts
 from crosstrain.components.core.tokens import PairWriter, token_dtype
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 VOCAB_SIZE, EOS = 96, 1
 
