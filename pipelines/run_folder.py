@@ -49,7 +49,7 @@ class RunFolder:
             holder = os.read(lock, 32).decode(errors="replace").strip()
             os.close(lock)
             raise ValueError(
-                f"{self.path}: process {holder or 'unknown'} is running here; wait for it, or choose another --out"
+                f"{self.path}: the run of process {holder or '?'} is not over; wait for it, or choose another --out"
             ) from None
         os.truncate(lock, 0)
         os.write(lock, f"{os.getpid()}\n".encode())
