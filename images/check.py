@@ -1,4 +1,4 @@
-"""Build the data image for real and run a component in it, without a container daemon or a registry.
+"""Build the data and submit images for real and run what is in them, without a container daemon or a registry.
 
     python images/check.py [--work FOLDER] [--torch-index URL]
 
@@ -6,7 +6,7 @@ Needs root, buildah and debootstrap (`apt-get install --no-install-recommends bu
 Debian root file system made by debootstrap, in place of the published base; all else is the very Dockerfile. The
 builder's pip reads this machine's pip configuration, mounted for the build and never copied into a layer.
 
-What it does not show: that the published base works, and anything about the gpu and neuron images.
+What it does not show: that the published base works, nor anything about the gpu and neuron images.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,12 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-BASE, IMAGE = "localhost/crosstrain-check-base", "localhost/crosstrain-check-data"
+BASE, IMAGE = "localhost/crosstrain-check-base", "localhost/crosstrain-check-"
+IMAGES = ("data", "submit")
 SUITE, PACKAGES = "bookworm", "ca-certificates,python3,python3-venv"
 COMPILERS = ("gcc", "g++", "cc", "c++", "clang", "as", "ld", "make", "nvcc", "pip", "pip3")
+Inside = Callable[..., str]
+"""Runs words in a container and returns what they print."""
 ENVIRONMENT = {**os.environ, "STORAGE_DRIVER": "vfs", "BUILDAH_ISOLATION": "chroot"}
 
 
@@ -100,7 +103,9 @@ def pip_configuration(folder: Path) -> list[str]:
     values.pop("constraint", None)  # caps what this machine may install; the lock says more
     configuration = folder / "pip.conf"
     configuration.write_text("[global]\n" + "".join(f"{name} = {value}\n" for name, value in values.items()))
-    paths = {Path(word.removeprefix("file://")) for value in values.values() for word in value.split()}
+    words = [word for value in values.values() for word in value.split()]
+    # An index in a folder links to files beside it.
+    paths = {Path(word.removeprefix("file://")).parent if word.startswith("file://") else Path(word) for word in words}
     mounts = [f"{configuration}:/etc/pip.conf:ro"]
     mounts += [f"{path.resolve()}:{path}:ro" for path in sorted(paths) if path.is_absolute() and path.exists()]
     return [word for mount in mounts for word in ("--volume", mount)]
@@ -113,7 +118,7 @@ def has_torch(mounts: list[str]) -> bool:
 
 
 def build(buildah: Buildah, work: Path, torch_index: str | None) -> None:
-    """Build the data image from its Dockerfile."""
+    """Build the images from their Dockerfiles."""
     with tempfile.TemporaryDirectory(dir=work) as name:
         folder = Path(name)
         context(folder)
@@ -122,12 +127,13 @@ def build(buildah: Buildah, work: Path, torch_index: str | None) -> None:
             torch_index = ""
         arguments = [f"BASE={BASE}", "REVISION=check"]
         arguments += [] if torch_index is None else [f"TORCH_INDEX={torch_index}"]
-        images = folder / "images"
-        buildah(
-            "bud", "--pull-never", "--layers=false", "--format", "docker", "--tag", IMAGE,
-            *(word for argument in arguments for word in ("--build-arg", argument)),
-            *mounts, "--file", images / "data" / "Dockerfile", images,
-        )  # fmt: skip
+        words = [word for argument in arguments for word in ("--build-arg", argument)]
+        folder /= "images"
+        for image in IMAGES:
+            buildah(
+                "bud", "--pull-never", "--layers=false", "--format", "docker", "--tag", IMAGE + image,
+                *words, *mounts, "--file", folder / image / "Dockerfile", folder,
+            )  # fmt: skip
 
 
 def expect(true: bool, promise: str) -> None:
@@ -138,8 +144,13 @@ def expect(true: bool, promise: str) -> None:
 
 
 def inspect(buildah: Buildah) -> None:
-    """What the image's own description says."""
-    described = json.loads(buildah("inspect", "--type", "image", IMAGE))
+    """What the images' own descriptions say."""
+    for image in IMAGES:
+        _inspect(buildah, image)
+
+
+def _inspect(buildah: Buildah, image: str) -> None:
+    described = json.loads(buildah("inspect", "--type", "image", IMAGE + image))
     config = described["Docker"]["config"]
     expect(config["User"] == "65532:65532", "runs as 65532:65532")
     labels = config["Labels"]
@@ -148,9 +159,34 @@ def inspect(buildah: Buildah) -> None:
     expect("PIP_" not in text and "index-url" not in text, "no pip configuration is in its description")
 
 
-def run_inside(buildah: Buildah, work: Path) -> None:
-    """Look around in a container, then run two components, the first as KFP's launcher would."""
-    with tempfile.TemporaryDirectory(dir=work) as name, buildah.container(IMAGE) as container:
+def look_inside(inside: Inside, image: str, packages: set[str], modules: str) -> None:
+    """What every image's file system promises."""
+    expect(inside("id", "-u") == "65532", "its processes are not root's")
+    found = inside("sh", "-c", f"for tool in {' '.join(COMPILERS)}; do command -v $tool || true; done")
+    expect(found == "", "holds no compiler, linker or pip")
+    expect(inside("sh", "-c", "cat /etc/pip.conf 2>/dev/null || true") == "", "holds no pip configuration")
+    sbom = json.loads(inside("cat", f"/usr/share/sbom/crosstrain-{image}.cdx.json"))
+    names = {component["name"] for component in sbom["components"]}
+    expect(sbom["bomFormat"] == "CycloneDX" and packages <= names, f"carries its SBOM of {len(names)} packages")
+    inside("python3", "-c", f"import {modules}")
+    expect(True, f"imports {modules}")
+
+
+def run_submit(buildah: Buildah) -> None:
+    """The submit image: the client is there, and torch is not."""
+    with buildah.container(IMAGE + "submit") as container:
+
+        def inside(*words: object) -> str:
+            return buildah("run", container, "--", *words)
+
+        look_inside(inside, "submit", {"kfp", "kfp-server-api", "crosstrain"}, "kfp, kfp_server_api, kubernetes")
+        expect(inside("crosstrain", "--version").startswith("crosstrain "), "has the command")
+        expect(inside("python3", "-c", "import importlib.util as u; print(u.find_spec('torch'))") == "None", "no torch")
+
+
+def run_data(buildah: Buildah, work: Path) -> None:
+    """The data image: run two components, the first as KFP's launcher would."""
+    with tempfile.TemporaryDirectory(dir=work) as name, buildah.container(IMAGE + "data") as container:
         data = Path(name)
         data.chmod(0o777)
         (data / "text.jsonl").write_text("".join(f'{{"text": "line {n} of a small corpus"}}\n' for n in range(500)))
@@ -158,26 +194,18 @@ def run_inside(buildah: Buildah, work: Path) -> None:
         def inside(*words: object) -> str:
             return buildah("run", "--volume", f"{data}:/data", container, "--", *words)
 
-        expect(inside("id", "-u") == "65532", "its processes are not root's")
-        found = inside("sh", "-c", f"for tool in {' '.join(COMPILERS)}; do command -v $tool || true; done")
-        expect(found == "", "holds no compiler, linker or pip")
-        expect(inside("sh", "-c", "cat /etc/pip.conf 2>/dev/null || true") == "", "holds no pip configuration")
-        sbom = json.loads(inside("cat", "/usr/share/sbom/crosstrain-data.cdx.json"))
-        names = {component["name"] for component in sbom["components"]}
-        expect(sbom["bomFormat"] == "CycloneDX" and {"torch", "crosstrain", "kfp"} <= names, "carries its SBOM")
         modules = "torch, transformers, peft, tokenizers, kubernetes, pyarrow, matplotlib, scipy"
-        inside("python3", "-c", f"import {modules}")
-        expect(True, f"imports {modules}")
+        look_inside(inside, "data", {"torch", "crosstrain", "kfp"}, modules)
         _as_the_launcher(inside, data)
         inside(
             "python3", "-m", "crosstrain.components.tokenize", "--corpus", "/data/corpus.data",
             "--output", "/data/tokens", "--vocab-size", "300",
         )  # fmt: skip
         manifest = json.loads((data / "tokens" / "manifest.json").read_text())
-        expect(manifest["kind"] == "tokens", "tokenizes it from the command line")
+        expect(manifest["facts"]["kind"] == "tokens", "tokenizes it from the command line")
 
 
-def _as_the_launcher(inside: Any, data: Path) -> None:
+def _as_the_launcher(inside: Inside, data: Path) -> None:
     """Run import_data by the command of its compiled component.yaml, with the JSON that KFP's launcher passes."""
     compiled = yaml.safe_load((ROOT / "components" / "import_data" / "component.yaml").read_text())
     (executor,) = compiled["deploymentSpec"]["executors"].values()
@@ -197,7 +225,7 @@ def _as_the_launcher(inside: Any, data: Path) -> None:
     text = json.dumps(executor_input)
     inside(*(text if word == "{{$}}" else word for word in words))
     manifest = json.loads((data / "corpus").read_text())
-    expect(manifest["kind"] == "corpus", "runs import_data as KFP's launcher would")
+    expect(manifest["facts"]["kind"] == "corpus", "runs import_data as KFP's launcher would")
 
 
 def main() -> None:
@@ -215,8 +243,10 @@ def main() -> None:
         for title, step in (
             ("base", lambda: make_base(buildah, work)),
             ("build", lambda: build(buildah, work, arguments.torch_index)),
-            ("description", lambda: inspect(buildah)),
-            ("inside", lambda: run_inside(buildah, work)),
+            ("descriptions", lambda: inspect(buildah)),
+            ("inside submit", lambda: run_submit(buildah)),
+            ("inside data", lambda: run_data(buildah, work)),
+            ("clean up", lambda: buildah("rmi", *(IMAGE + image for image in IMAGES))),
         ):
             started = time.monotonic()
             print(f"{title} …", flush=True)
