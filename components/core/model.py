@@ -8,6 +8,7 @@ components that make and merge them know peft) and the conversion between number
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
@@ -40,7 +41,7 @@ def llama_config(shape: dict[str, Any], tokenizer: TokenizerFacts) -> LlamaConfi
             eos_token_id=tokenizer.eos_id,
             pad_token_id=None,
         )
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, KeyError, StrictDataclassError) as error:
         raise ValueError(f"the model's configuration does not fit: {' '.join(str(error).split())}") from None
     if config.num_attention_heads % (config.num_key_value_heads or 1):
         raise ValueError(
@@ -99,11 +100,13 @@ def load_model(artifact: Artifact, dtype: torch.dtype = torch.float32, device: s
 def add_model(writer: ArtifactWriter, model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Store a model's config.json, generation_config.json and safetensors at the root of an artifact.
 
-    The model's parameters are turned into `dtype` in place: call it last.
+    The model's parameters are turned into `dtype` in place: call it last. Its buffers stay: rotary frequencies
+    rounded to bfloat16 would not be those that a reader of the saved model computes.
     """
     folder = writer.staging / "model"
     disable_progress_bar()
-    model.to(dtype)  # type: ignore[arg-type]
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
     model.save_pretrained(folder, max_shard_size=SHARD_SIZE)
     writer.add_folder(folder)
 
