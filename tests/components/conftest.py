@@ -10,10 +10,6 @@ from crosstrain.components.core.artifact import Artifact, ArtifactWriter
 from crosstrain.components.core.manifest import AdapterFacts
 from crosstrain.components.core.step import execute, load_config
 
-LLAMA3_ROPE = {
-    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}  # fmt: skip
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
