@@ -165,9 +165,11 @@ def test_objects_that_are_not_listed_are_not_read(store_uri: str) -> None:
 def test_fetch_all_of_a_folder_takes_that_folder_alone(store_uri: str) -> None:
     write(store_uri)
     artifact = Artifact.open(store_uri)
+    open_store(store_uri).write("folder.not", b"damaged, and not of the folder")
     for prefix in ("folder", "folder/"):
         folder = artifact.fetch_all(prefix)
         assert [path.name for path in folder.iterdir()] == ["b +ü.jsonl"]
+    open_store(store_uri).write("folder.not", FILES["folder.not"])
     root = artifact.fetch_all()
     assert {path: (root / path).read_bytes() for path in FILES} == FILES
 

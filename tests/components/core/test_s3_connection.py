@@ -3,6 +3,7 @@
 import importlib.metadata
 import io
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -83,6 +84,14 @@ def test_one_connection_serves_all_stores_until_the_variables_change(
     assert connect("s3") is first
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
     assert connect("s3") is not first
+
+
+def test_a_forked_process_shares_no_connection(s3_uri: str) -> None:
+    before = connect("s3")
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if connect("s3") is not before else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 OPERATIONS: dict[str, Callable[[S3Store, Path], object]] = {

@@ -46,7 +46,7 @@ def _file(path: Path, size: int) -> tuple[Path, str]:
     return path, hashlib.sha256(data).hexdigest()
 
 
-HEALING = [("status", 503, "SlowDown"), ("status", 500, "InternalError"), ("status", 429, "TooManyRequests"),
+HEALING = [("status", 503, "SlowDown"), ("status", 500, "InternalError"), ("status", 429, "Busy"),
            ("status", 400, "RequestTimeout"), ("reset",), ("lost",)]  # fmt: skip
 
 
@@ -83,10 +83,14 @@ def test_a_conditional_write_whose_answer_was_lost_is_still_ours(remote: Store, 
     assert not remote.write_if_absent("lock", b"mine")
 
 
-def test_a_completed_upload_whose_answer_was_lost_is_found(remote: Store, proxy: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("second", [None, ("status", 404, "NoSuchUpload")])
+def test_a_completed_upload_whose_answer_was_lost_is_found(
+    remote: Store, proxy: Any, tmp_path: Path, second: tuple | None
+) -> None:
+    """SeaweedFS completes an upload twice; AWS forgets it after the first time."""
     source, sha256 = _file(tmp_path / "source", 6 * MIB)
     proxy.matches = lambda method, path: method == "POST" and "uploadId=" in path
-    proxy.faults.append(("lost",))
+    proxy.faults.extend([("lost",), second])
     stored = remote.upload(source, "object")
     assert stored.sha256 == sha256 == remote.digest("object").sha256
     assert stored.etag == remote.stat("object").etag
@@ -103,6 +107,15 @@ def test_a_stream_cut_in_the_middle_goes_on_where_it_broke(remote: Store, proxy:
     assert remote.download("object", tmp_path / "target").sha256 == sha256
     starts = [headers["range"] for _, _, headers in proxy.seen if "range" in headers]
     assert cut < MIB or f"bytes={cut // MIB * MIB}-" in starts
+
+
+def test_an_upload_that_vanished_is_not_taken_for_done(remote: Store, proxy: Any, tmp_path: Path) -> None:
+    source, _ = _file(tmp_path / "source", 6 * MIB)
+    remote.upload(_file(tmp_path / "other", 6 * MIB)[0], "object")
+    proxy.matches = lambda method, path: method == "POST" and "uploadId=" in path
+    proxy.faults.extend([("reset",), ("status", 404, "NoSuchUpload")])
+    with pytest.raises(OSError, match="NoSuchUpload"):
+        remote.upload(source, "object")
 
 
 def test_an_object_replaced_while_it_is_read_is_an_error_not_a_mixture(remote: Store, proxy: Any) -> None:
