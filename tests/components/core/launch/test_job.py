@@ -26,11 +26,18 @@ def test_the_name_is_a_label_and_the_same_for_the_same_run_and_task():
     [
         ({"nodes": 2}, "local is one machine"),
         ({"target": "slurm"}, "target"),
+        ({"volumes": [{"claim": "fsx", "path": "/fsx"}]}, "belong to a cluster"),
         ({"target": "hyperpod", "priority": "high"}, "belong to a Kueue queue"),
         ({"target": "hyperpod", "topology": {"level": "x"}}, "belong to a Kueue queue"),
         ({"env": {"PET_NNODES": "2"}}, "PET_NNODES is set by the launcher"),
-        ({"secrets": {"WORLD_SIZE": {"secret": "s", "key": "k"}}}, "WORLD_SIZE is set by the launcher"),
-        ({"env": {"A": "1"}, "secrets": {"A": {"secret": "s", "key": "k"}}}, "both in env and in secrets"),
+        (
+            {"target": "trainjob", "secrets": {"WORLD_SIZE": {"secret": "s", "key": "k"}}},
+            "WORLD_SIZE is set by the launcher",
+        ),
+        (
+            {"target": "trainjob", "env": {"A": "1"}, "secrets": {"A": {"secret": "s", "key": "k"}}},
+            "both in env and in secrets",
+        ),
         ({"volumes": [{"claim": "fsx", "path": "data"}]}, "absolute path"),
         ({"instance": "ml.p5.48xlarge"}, "did you mean 'instance_type'"),
     ],

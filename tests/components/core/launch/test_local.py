@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -88,6 +89,28 @@ def test_a_job_past_its_time_is_ended_whole(program):
     assert not alive(program)
 
 
+def test_ranks_do_not_outlive_a_torchrun_that_was_killed(program):
+    def kill_torchrun() -> None:
+        wait_for_ranks(program)
+        for child in psutil.Process().children():
+            if "torch.distributed.run" in child.cmdline():
+                child.kill()
+
+    killer = threading.Thread(target=kill_torchrun)
+    killer.start()
+    with pytest.raises(JobFailed, match="torchrun ended with -9"):
+        run_local(job("hang", program))
+    killer.join()
+    deadline = time.monotonic() + 5
+    while alive(program) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    left = alive(program)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_stopped_step_leaves_no_rank_behind(number, program):
     code = textwrap.dedent(f"""
@@ -113,6 +136,7 @@ def test_a_stopped_step_leaves_no_rank_behind(number, program):
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_trainjobs_own_command_line_brings_two_nodes_together(program):
     """The shell line and arguments of a rendered TrainJob, once for each node, with Trainer's variables."""
     job_ = Job(
