@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from crosstrain.components.core.config import INPUT, OUTPUT, STATE
+from crosstrain.components.core.config import INPUT, OUTPUT, SOURCE, STATE
 from crosstrain.components.core.step import COMPONENTS, load_config, select_options
 from crosstrain.pipelines.spec import Parameter, Pipeline, Task
 
@@ -224,8 +224,8 @@ def _check_task(task: Task) -> None:
 def _make_absolute(task: Task, values: dict[str, Any]) -> None:
     """Make the local paths absolute that this step reads or keeps its state in."""
     config = load_config(task.component)
-    roles = {*config.uris(INPUT), *config.uris(STATE)}
-    locations = [name for name in config.model_fields if name in roles or name == "source" or name.endswith("_uri")]
+    roles = {*config.uris(INPUT), *config.uris(SOURCE), *config.uris(STATE)}
+    locations = [name for name in config.model_fields if name in roles or name.endswith("_uri")]
     section = (values.get("config") or {}).get(task.component, {})
     for name in locations:
         if name in task.bindings:

@@ -22,10 +22,11 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-INPUT, OUTPUT, STATE, RUNTIME = "input artifact", "output artifact", "state", "runtime"
+INPUT, OUTPUT, SOURCE, STATE, RUNTIME = "input artifact", "output artifact", "source", "state", "runtime"
 
 InputURI = Annotated[str, Field(json_schema_extra={"role": INPUT})]
 OutputURI = Annotated[str, Field(json_schema_extra={"role": OUTPUT})]
+SourceURI = Annotated[str, Field(min_length=1, json_schema_extra={"role": SOURCE})]
 StateURI = Annotated[str, Field(json_schema_extra={"role": STATE})]
 Workers = Annotated[int, Field(ge=0, json_schema_extra={"role": RUNTIME})]
 
@@ -56,7 +57,7 @@ class Config(BaseModel):
 
     @classmethod
     def uris(cls, role: str) -> list[str]:
-        """Names of the fields with a role: INPUT, OUTPUT, STATE or RUNTIME."""
+        """Names of the fields with a role: INPUT, OUTPUT, SOURCE, STATE or RUNTIME."""
         return [name for name, info in cls.model_fields.items() if _role(info) == role]
 
     def options(self) -> dict[str, Any]:
@@ -91,8 +92,8 @@ def _explain(error: ValidationError, where: str, model: type[BaseModel]) -> str:
 def parse_arguments(config: type[Config], program: str, argv: Sequence[str] | None = None) -> Config:
     """Read a component's configuration from the command line.
 
-    `--config FILE` (YAML or JSON) gives values that single options override. Unknown options end the program
-    with status 2, as argparse does.
+    `--config` (a YAML or JSON file, or JSON itself) gives values that single options override. Unknown options end
+    the program with status 2, as argparse does.
 
     Raises:
         ValueError: a value is refused by the configuration, or the file is not a mapping.
@@ -103,13 +104,16 @@ def parse_arguments(config: type[Config], program: str, argv: Sequence[str] | No
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--config", metavar="FILE", help="YAML or JSON file with options; the command line wins")
+    parser.add_argument(
+        "--config", metavar="FILE", help="YAML or JSON file with options, or JSON itself; the command line wins"
+    )
     for name, info in config.model_fields.items():
         add_option(parser, name, info)
     given = {key: value for key, value in vars(parser.parse_args(argv)).items() if value is not None}
     values: dict[str, Any] = {}
     if path := given.pop("config", None):
-        loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        inline = path.lstrip().startswith("{")
+        loaded = json.loads(path) if inline else yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         if not isinstance(loaded, dict):
             raise ValueError(f"{path}: expected a mapping of option to value, found {type(loaded).__name__}")
         values = loaded

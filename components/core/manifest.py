@@ -244,8 +244,14 @@ class Manifest(_Strict):
 
     @property
     def sha256(self) -> str:
-        """Name of the content: SHA-256 of the bytes that are stored, whatever this version would write."""
-        return hashlib.sha256(self.encode()).hexdigest()
+        """Name of the content: SHA-256 of the bytes that are stored, whatever this version would write.
+
+        An import's `base` is blanked first, so that the same files at another place keep their name.
+        """
+        if not self.base:
+            return hashlib.sha256(self.encode()).hexdigest()
+        values = {**json.loads(self.encode()), "base": ""}
+        return hashlib.sha256((json.dumps(values, indent=2, sort_keys=True) + "\n").encode()).hexdigest()
 
     @property
     def kind(self) -> str:

@@ -3,13 +3,13 @@
 from typing import Literal
 
 from crosstrain.components.core.config import Config as BaseConfig
-from crosstrain.components.core.config import OutputURI
+from crosstrain.components.core.config import OutputURI, SourceURI
 
 
 class Config(BaseConfig):
     """Make a corpus artifact of text files where they lie: every file is listed with its size and SHA-256."""
 
-    source: str
+    source: SourceURI
     """A file, a folder or an object-store prefix (path, file://, s3://) with documents. Hidden files (a name
     that begins with '.' or '_') are left out."""
     output: OutputURI

@@ -137,3 +137,12 @@ def test_importing_again_after_a_change_gives_another_manifest(tmp_path: Path) -
     fill(folder, "a.jsonl", content=b'{"text": "y"}\n')
     assert run(str(folder), tmp_path / "out").artifact.manifest.sha256 != first.sha256
     assert re.fullmatch("[0-9a-f]{64}", first.sha256)
+
+
+def test_the_same_files_at_another_place_are_the_same_corpus(tmp_path):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text("text")
+    here, there = (run(str(tmp_path / name), tmp_path / f"{name}.out").artifact for name in ("here", "there"))
+    assert here.manifest.base != there.manifest.base
+    assert here.manifest.sha256 == there.manifest.sha256
