@@ -21,9 +21,10 @@ from pathlib import Path
 
 import pytest
 import urllib3
-from crosstrain.components.core.storage import Store, open_store
 from minio import Minio
 from minio.error import MinioException
+
+from crosstrain.components.core.storage import Store, open_store
 
 BUCKET = "crosstrain-test"
 ACCESS_KEY, SECRET_KEY = "test-access-key", "test-secret-key"

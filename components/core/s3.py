@@ -1,6 +1,6 @@
 """The Store over S3 and its kin (SeaweedFS, MinIO, Ceph): large objects in parallel parts, conditional writes.
 
-Uploads and downloads hash in the pass that moves the bytes. Every request body carries a checksum that the
+Uploads and downloads are hashed as their bytes pass. Every request body carries a checksum that the
 server verifies (MD5 over TLS, SHA-256 in the signature without). An object becomes visible when its last part
 is there; parts of an upload that a killed process left are invisible, and the bucket's lifecycle rule for
 incomplete uploads removes them.
@@ -9,6 +9,7 @@ incomplete uploads removes them.
 import hashlib
 import io
 import math
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,7 +24,7 @@ from minio.error import S3Error, ServerError
 from minio.helpers import check_bucket_name
 
 from crosstrain.components.core.s3_connection import connect
-from crosstrain.components.core.s3_stream import ObjectStream
+from crosstrain.components.core.s3_stream import RECEIVED_BYTES, ObjectStream
 from crosstrain.components.core.storage import Entry, Store, check_key, place
 
 PART_BYTES = 16 << 20
@@ -74,33 +75,43 @@ class S3Store(Store):
         )
 
     def download(self, key: str, path: Path) -> Entry:
-        digest = hashlib.sha256()
-        first = self._stream(key, 0, PART_BYTES)
+        first, digest = self._stream(key, 0, PART_BYTES), hashlib.sha256()
 
         def fill(out: BinaryIO) -> None:
-            for part in self._parts(key, first):
-                digest.update(part)
-                out.write(part)
+            file = out.fileno()
 
-        place(path, fill)
+            def fetch(start: int) -> int:
+                buffer, at = memoryview(bytearray(RECEIVED_BYTES)), start
+                with self._part(key, first, start) as stream:
+                    while count := stream.readinto(buffer):
+                        os.pwrite(file, buffer[:count], at)
+                        at += count
+                return at
+
+            at = 0
+            for end in _in_order(fetch, range(0, max(first.total, 1), PART_BYTES), PARALLEL):
+                while at < end:  # what was just written is still in memory
+                    block = os.pread(file, min(RECEIVED_BYTES, end - at), at)
+                    digest.update(block)
+                    at += len(block)
+
+        place(path, fill, sync=False)
         return Entry(key, first.total, first.etag, digest.hexdigest())
 
     def digest(self, key: str) -> Entry:
-        digest = hashlib.sha256()
-        first = self._stream(key, 0, PART_BYTES)
-        for part in self._parts(key, first):
+        first, digest = self._stream(key, 0, PART_BYTES), hashlib.sha256()
+
+        def fetch(start: int) -> bytes:
+            with self._part(key, first, start) as stream:
+                return stream.readall()
+
+        for part in _in_order(fetch, range(0, max(first.total, 1), PART_BYTES), PARALLEL):
             digest.update(part)
         return Entry(key, first.total, first.etag, digest.hexdigest())
 
-    def _parts(self, key: str, first: "ObjectStream") -> Iterator[bytes]:
-        """An object's bytes in order; all parts are of the version that the first one's stream saw."""
-
-        def read(start: int) -> bytes:
-            stream = first if start == 0 else self._stream(key, start, PART_BYTES, first.etag)
-            with stream:
-                return stream.readall()
-
-        return _in_order(read, range(0, max(first.total, 1), PART_BYTES), PARALLEL)
+    def _part(self, key: str, first: ObjectStream, start: int) -> ObjectStream:
+        """One part of an object, of the version that the first part's stream saw."""
+        return first if start == 0 else self._stream(key, start, PART_BYTES, first.etag)
 
     def upload(self, path: Path, key: str) -> Entry:
         size = path.stat().st_size

@@ -175,16 +175,20 @@ def check_key(key: str) -> str:
 
 
 def place(
-    target: Path, fill: Callable[[BinaryIO], object], publish: Callable[[str, Path], object] = os.replace
+    target: Path,
+    fill: Callable[[BinaryIO], object],
+    publish: Callable[[str, Path], object] = os.replace,
+    sync: bool = True,
 ) -> None:
-    """Make a file appear whole: fill a temporary one beside it, flush it to disk, publish it under its name."""
+    """Make a file appear whole: fill a temporary one beside it, flush it to disk (`sync`), publish it by its name."""
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=TEMPORARY, dir=target.parent)
     try:
-        with os.fdopen(handle, "wb") as stream:
+        with os.fdopen(handle, "w+b") as stream:
             fill(stream)
             stream.flush()
-            os.fsync(stream.fileno())
+            if sync:
+                os.fsync(stream.fileno())
         Path(name).chmod(0o666 & ~_UMASK)
         publish(name, target)
     finally:

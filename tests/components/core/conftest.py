@@ -35,7 +35,7 @@ class FlakyProxy(ThreadingHTTPServer):
     """An HTTP proxy before an S3 server; each entry of `faults` spoils one request that `matches`.
 
     Faults: `("status", number, code)` answers so; `("reset",)` breaks before the server hears of it;
-    `("lost",)` lets the server do it and breaks the answer; `("cut", n)` breaks after n bytes of the body;
+    `("lost",)` lets the server do it and breaks the answer; `("cut", n)` ends after n bytes of the body;
     `None` lets one through.
     """
 
@@ -97,7 +97,8 @@ class _ProxyHandler(BaseHTTPRequestHandler):
         while block := response.read(RELAYED_BYTES):
             if left is not None and len(block) > left:
                 self.wfile.write(block[:left])
-                return self._break()
+                self.close_connection = True  # an orderly end: what was sent arrives
+                return
             left = None if left is None else left - len(block)
             self.wfile.write(block)
 
