@@ -184,7 +184,7 @@ def crosstrain(command: list[str], tmp_path: Path) -> Crosstrain:
             text=True,
             cwd=tmp_path,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
-            timeout=120,
+            timeout=600,
             **options,
         )
 
