@@ -124,6 +124,8 @@ def has_torch(mounts: list[str]) -> bool:
 
 def build(buildah: Buildah, work: Path, torch_index: str | None) -> None:
     """Build the images from their Dockerfiles."""
+    buildah("rm", "--all")  # what a stopped check left in this storage
+    buildah("rmi", "--prune")
     with tempfile.TemporaryDirectory(dir=work) as name:
         folder = Path(name)
         context(folder)
