@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 TEST_WORKERS ?= 2
 
-.PHONY: help demo test quick lint golden clean
+.PHONY: help demo test quick lint image-check golden clean
 
 help:
 	@echo "make demo    set up, then train, fine-tune, merge and evaluate a small model on this machine"
@@ -38,6 +38,9 @@ lint: $(VENV)/ready
 	@mkdir -p .cache/types/crosstrain && ln -sfn ../../../components .cache/types/crosstrain/components && ln -sfn ../../../pipelines .cache/types/crosstrain/pipelines
 	MYPYPATH=.cache/types $(BIN)/mypy -p crosstrain.components -p crosstrain.pipelines
 	$(BIN)/crosstrain compile --check
+
+image-check: $(VENV)/ready  ## builds and runs the CPU images; needs Debian's buildah and debootstrap, and root
+	$(BIN)/python images/check.py
 
 golden: $(VENV)/ready
 	$(BIN)/crosstrain compile
