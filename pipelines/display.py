@@ -13,7 +13,7 @@ from rich.text import Text
 from crosstrain.pipelines.progress import Progress, Step
 
 KEY_METRICS = (
-    "passed", "improvement", "candidate_loss", "baseline_loss", "unigram_entropy", "validation_loss", "train_loss",
+    "passed", "improvement", "candidate_loss", "baseline_loss", "validation_loss", "unigram_entropy", "train_loss",
     "loss", "grad_norm", "max_abs_logit_difference", "documents", "tokens", "train_samples", "validation_samples",
     "parameters", "trainable_parameters", "tokens_per_second", "emulation_tokens_per_second", "files", "input_bytes",
 )  # fmt: skip

@@ -16,14 +16,13 @@ from typing import Any
 
 import torch
 
-from crosstrain.components.core.artifact import Artifact, ArtifactWriter, check_writable
+from crosstrain.components.core.artifact import Artifact, ArtifactWriter
 from crosstrain.components.core.manifest import MANIFEST_NAME, CheckpointFacts, Source
 from crosstrain.components.core.storage import open_store
 
 log = logging.getLogger(__name__)
 
 STATE_NAME = "state.pt"
-_PROBE = "probe"
 
 
 def run_key(component: str, options: Mapping[str, Any], inputs: Mapping[str, Source]) -> str:
@@ -34,20 +33,6 @@ def run_key(component: str, options: Mapping[str, Any], inputs: Mapping[str, Sou
         "inputs": {name: source.sha256 for name, source in inputs.items()},
     }
     return hashlib.sha256(json.dumps(identity, sort_keys=True, allow_nan=False).encode()).hexdigest()
-
-
-def require_writable(uri: str) -> None:
-    """Make sure, before any work, that objects can be stored under a prefix.
-
-    Raises:
-        PermissionError, FileNotFoundError, OSError: they cannot; the message names the URI.
-    """
-    store = open_store(uri)
-    if (local := store.local_path()) is not None:
-        check_writable(local)
-    else:
-        store.write(_PROBE, b"")
-        store.delete(_PROBE)
 
 
 class Checkpoints:
@@ -72,7 +57,7 @@ class Checkpoints:
             inputs: Recorded in manifests.
             keep: Checkpoints kept; the oldest beyond are deleted after each save.
         """
-        require_writable(state_uri)
+        open_store(state_uri).check_writable()
         self.uri = f"{open_store(state_uri).uri}/{key}"
         self._store = open_store(self.uri)
         self._key, self._component, self._options, self._inputs = key, component, dict(options), dict(inputs)

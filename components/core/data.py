@@ -49,6 +49,7 @@ class ShardDataset:
             raise ValueError(f"{artifact.uri}: this is a {facts.kind} artifact, and a shards artifact is wanted")
         self.split: Split = getattr(facts, split)
         self.sequence_length: int = facts.sequence_length
+        self.vocab_size: int = facts.tokenizer.vocab_size
         self._artifact = artifact
         self._pad: int = facts.tokenizer.eos_id
         self._ends = np.cumsum(np.array(self.split.shard_tokens, np.int64))

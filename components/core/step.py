@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import platform
-import resource
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -80,7 +79,7 @@ def execute(component: str, config: Config) -> Result:
         "component": component,
         "started": started,
         "seconds": time.time() - started,
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_rss_bytes": telemetry.peak_rss_bytes(),
         "host": platform.node(),
         "platform": platform.platform(),
         "versions": _versions(),

@@ -9,6 +9,7 @@ output.
 import json
 import logging
 import os
+import resource
 import sys
 import time
 from pathlib import Path
@@ -52,6 +53,19 @@ def emit(event: str, **fields: Any) -> None:
         os.write(handle, line.encode())
     finally:
         os.close(handle)
+
+
+def peak_rss_bytes() -> int:
+    """Most memory this process has held so far.
+
+    Linux's VmHWM, because ru_maxrss starts at what the parent held when it forked.
+    """
+    try:
+        status = Path("/proc/self/status").read_text()
+    except FileNotFoundError:
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def step_line(step: int, total: int, **values: float) -> None:

@@ -221,9 +221,7 @@ class _Run:
         assert self.active is not None
         if not self.validation or not self.progress.history:
             return
-        count = len(self.validation)
-        if self.options.evaluate_batches:
-            count = min(count, self.options.evaluate_batches * self.options.micro_batch_size)
+        count = self.options.validation_samples(len(self.validation))
         total, labels = 0.0, 0
         self.model.eval()
         with torch.no_grad(), self.active.autocast():

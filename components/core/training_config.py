@@ -88,3 +88,8 @@ class TrainingOptions(Config):
                 f"nearest: {' or '.join(str(number) for number in near)}"
             )
         return self
+
+    def validation_samples(self, available: int) -> int:
+        """How many of the validation samples a validation loss is taken over: the first ones."""
+        wanted = self.evaluate_batches * self.micro_batch_size
+        return min(available, wanted) if wanted else available

@@ -172,7 +172,7 @@ def read_bytes(store: Store, key: str, offset: int, length: int) -> np.ndarray:
     with local.open("rb", buffering=0) as stream:
         stream.seek(offset)
         filled = 0
-        while filled < length and (count := stream.readinto(data[filled:])):
+        while filled < length and (count := stream.readinto(data.data[filled:])):
             filled += count
     if filled != length:
         raise ValueError(f"{local}: ends at byte {offset + filled}, and {offset + length} are wanted; was it replaced?")

@@ -2,9 +2,8 @@
 
 Samples cut documents, so that what is measured is the piece: the part of one document within one sample.
 Pieces are summed by document or by sample afterwards (`group`). Both models run over the same samples in
-the same batches. The unigram model, which knows how frequent each token is in the training split and
-nothing else, is scored over the same predictions. Left out on purpose: sliding windows that would give a
-cut document's second piece its context back; both models lose it alike.
+the same batches. Left out on purpose: sliding windows that would give a cut document's second piece its
+context back; both models lose it alike.
 """
 
 import json
@@ -136,33 +135,6 @@ def group(keys: Int64s, *columns: NDArray) -> tuple[NDArray, ...]:
     """Sums of the columns by key: the distinct keys in order, then one array of sums (float64) a column."""
     distinct, places = np.unique(keys, return_inverse=True)
     return distinct, *(np.bincount(places, weights=column, minlength=distinct.size) for column in columns)
-
-
-def label_counts(held_out: HeldOut, vocab_size: int) -> Int64s:
-    """How often each token is to be predicted; [vocab_size]."""
-    counts = np.zeros(vocab_size, np.int64)
-    for _, sample, _ in held_out:
-        counts += np.bincount(sample.labels[sample.labels != IGNORE], minlength=vocab_size)
-    return counts
-
-
-def unigram_loss(train: ShardDataset, wanted: Int64s, most: int) -> float | None:
-    """Cross-entropy (nats/token) of the add-one unigram model of the training split, over the wanted tokens.
-
-    Args:
-        train: The training split.
-        wanted: How often each token is to be predicted; [vocab_size].
-        most: Training tokens to count at most, from the start of the shuffled split.
-
-    Returns:
-        None when the training split is empty.
-    """
-    samples = min(len(train), max(1, most // train.sequence_length))
-    if samples == 0:
-        return None
-    known = label_counts(HeldOut(train, max_samples=samples), wanted.size)
-    log_likelihood = np.log(known + 1.0) - np.log(known.sum() + wanted.size)
-    return float(-(wanted * log_likelihood).sum() / wanted.sum())
 
 
 def token_bytes(tokenizer: Tokenizer) -> Int64s | None:

@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 
 from crosstrain.components.core.artifact import Artifact, ArtifactWriter
 from crosstrain.components.core.data import ShardDataset
+from crosstrain.components.core.device import choose_device
 from crosstrain.components.core.manifest import EvaluationFacts, ModelFacts, ShardsFacts
 from crosstrain.components.core.model import TOKENIZER_FOLDER, load_model
 from crosstrain.components.core.step import Result
 from crosstrain.components.core.tokenizer import Tokenizer, load_tokenizer
+from crosstrain.components.core.unigram import count_labels, unigram_loss
 from crosstrain.components.evaluate.config import Config
 from crosstrain.components.evaluate.curves import read_curves
 from crosstrain.components.evaluate.generations import Prompt, choose_prompts, continue_prompts
@@ -27,10 +29,8 @@ from crosstrain.components.evaluate.losses import (
     HeldOut,
     Pieces,
     group,
-    label_counts,
     score,
     token_bytes,
-    unigram_loss,
 )
 from crosstrain.components.evaluate.outcome import Generation, Outcome, SetOutcome
 from crosstrain.components.evaluate.page import render_markdown, render_page
@@ -120,13 +120,6 @@ def _check_fit(role: str, model: Artifact, data: Artifact) -> None:
         )
 
 
-def choose_device(wanted: str) -> torch.device:
-    """The device to run on; ValueError when CUDA is asked for and absent."""
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device cuda: no CUDA device here; use device cpu or auto")
-    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
-
-
 def measure(inputs: Inputs, config: Config, device: torch.device) -> tuple[Outcome, dict[str, ByModel]]:
     """Run both models over the held-out sets: what was found, and the pieces by set and model behind it."""
     bounds = {"max_samples": config.max_samples, "max_documents": config.max_documents}
@@ -160,7 +153,7 @@ def measure(inputs: Inputs, config: Config, device: torch.device) -> tuple[Outco
 def _summarize(
     shards: Artifact, held_out: HeldOut, tokenizer: Tokenizer, pieces: ByModel, config: Config
 ) -> SetOutcome:
-    wanted = label_counts(held_out, tokenizer.vocab_size)
+    wanted = count_labels((sample for _, sample, _ in held_out), tokenizer.vocab_size)
     lengths = token_bytes(tokenizer)
     return SetOutcome(
         comparison=compare(pieces["baseline"], pieces["candidate"], config.resamples, config.seed),

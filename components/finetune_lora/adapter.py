@@ -18,7 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from crosstrain.components.core.peft_adapter import CONFIG_NAME, LoraModule, read_adapter
-from crosstrain.components.core.storage import LocalStore
+from crosstrain.components.core.storage import LocalStore, Store
 from crosstrain.components.core.weights import read_tensor
 from crosstrain.components.finetune_lora.config import Config
 
@@ -138,7 +138,7 @@ def check_adapter(folder: Path, wanted: Expected, method: str) -> None:
                 raise ValueError(f"{name}: DoRA's magnitudes have not moved; was the learning rate ever above zero?")
 
 
-def _check_factors(store: LocalStore, module: LoraModule) -> None:
+def _check_factors(store: Store, module: LoraModule) -> None:
     a, b = read_tensor(store, module.a), read_tensor(store, module.b)
     if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
         raise ValueError(f"{module.name}: the adapter holds values that are not finite")

@@ -6,19 +6,20 @@ is here is how they meet. Left out on purpose: several processes.
 """
 
 import logging
-import resource
 
 import torch
 
 from crosstrain.components.core import model as models
 from crosstrain.components.core.artifact import Artifact, ArtifactWriter
-from crosstrain.components.core.checkpoint import Checkpoints, require_writable, run_key
+from crosstrain.components.core.checkpoint import Checkpoints, run_key
 from crosstrain.components.core.data import BatchPlan, ShardDataset
 from crosstrain.components.core.device import choose_device, require_one_process
 from crosstrain.components.core.manifest import AdapterFacts, ModelFacts
 from crosstrain.components.core.precision import choose
 from crosstrain.components.core.reproducible import reproducible
 from crosstrain.components.core.step import Result
+from crosstrain.components.core.storage import open_store
+from crosstrain.components.core.telemetry import peak_rss_bytes
 from crosstrain.components.core.tokenizer import FILES, load_tokenizer
 from crosstrain.components.core.training import Outcome, train
 from crosstrain.components.finetune_lora.adapter import (
@@ -52,7 +53,7 @@ def run(config: Config) -> Result:
     require_one_process()
     BatchPlan(len(dataset), config.global_batch_size, config.seed)
     device = choose_device(config.device)
-    require_writable(config.output)
+    open_store(config.output).check_writable()
     inputs = {"model": base.manifest.source(), "data": data.manifest.source()}
     checkpoints = Checkpoints(
         config.state or f"{config.output.rstrip('/')}.state",
@@ -157,7 +158,7 @@ def _metrics(outcome: Outcome, facts: AdapterFacts) -> dict[str, float]:
         "rows": facts.rows,
         "rows_dropped": facts.rows_dropped,
         "training_seconds": outcome.seconds,
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_rss_bytes": peak_rss_bytes(),
     }
     if outcome.train_loss is not None:
         metrics["train_loss"] = outcome.train_loss

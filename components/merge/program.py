@@ -8,7 +8,6 @@ takes their place.
 
 import json
 import logging
-import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from crosstrain.components.core.manifest import ModelFacts
 from crosstrain.components.core.peft_adapter import Adapter, read_adapter
 from crosstrain.components.core.step import Result
 from crosstrain.components.core.storage import LocalStore, Store
+from crosstrain.components.core.telemetry import peak_rss_bytes
 from crosstrain.components.core.weights import INDEX_NAME, model_tensors, read_header, write_file
 from crosstrain.components.merge.arithmetic import merged_bytes
 from crosstrain.components.merge.config import Config
@@ -91,7 +91,7 @@ def run(config: Config) -> Result:
             "rounding_logit_difference": proof.rounding_logit_difference,
             "mean_kl": proof.mean_kl,
             "argmax_agreement": proof.argmax_agreement,
-            "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "peak_rss_bytes": peak_rss_bytes(),
         },
     )
 

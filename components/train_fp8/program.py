@@ -8,24 +8,29 @@ several processes.
 import logging
 import math
 import os
-import resource
 
 import torch
 
 from crosstrain.components.core import model as models
 from crosstrain.components.core.artifact import Artifact, ArtifactWriter
-from crosstrain.components.core.checkpoint import Checkpoints, require_writable, run_key
+from crosstrain.components.core.checkpoint import Checkpoints, run_key
 from crosstrain.components.core.data import BatchPlan, ShardDataset
+from crosstrain.components.core.device import choose_device, require_one_process
 from crosstrain.components.core.precision import Precision, choose
 from crosstrain.components.core.presets import read_shape
 from crosstrain.components.core.reproducible import reproducible
 from crosstrain.components.core.step import Result
+from crosstrain.components.core.storage import open_store
+from crosstrain.components.core.telemetry import peak_rss_bytes
 from crosstrain.components.core.training import Outcome, train
+from crosstrain.components.core.unigram import count_labels, unigram_loss
 from crosstrain.components.train_fp8.config import Config
 
 log = logging.getLogger(__name__)
 
 COMPONENT = "train_fp8"
+_UNIGRAM_TOKENS = 10_000_000
+"""Training tokens counted at most for the unigram model."""
 
 
 def run(config: Config) -> Result:
@@ -39,8 +44,9 @@ def run(config: Config) -> Result:
     shards = Artifact.open(config.shards, "shards")
     facts = shards.facts
     dataset, validation = ShardDataset(shards, "train"), ShardDataset(shards, "validation")
-    _check_ranks(len(dataset), config.global_batch_size)
-    device = _device(config.device)
+    BatchPlan(len(dataset), config.global_batch_size, config.seed, world=int(os.environ.get("WORLD_SIZE", "1")))
+    require_one_process()
+    device = choose_device(config.device)
     precision = choose(
         config.precision,
         device,
@@ -53,7 +59,7 @@ def run(config: Config) -> Result:
     llama = models.llama_config(shape, facts.tokenizer)
     models.check_length(facts.sequence_length, llama)
     precision.check(llama)
-    require_writable(config.output)
+    open_store(config.output).check_writable()
     inputs = {"shards": shards.manifest.source()}
     identity = {**config.options(), "shape": shape, "device": device.type}
     checkpoints = Checkpoints(
@@ -93,23 +99,16 @@ def run(config: Config) -> Result:
             config.options(),
             {"shards": shards},
         )
-    return Result(artifact, _metrics(outcome, precision, parameters))
+    return Result(artifact, {**_metrics(outcome, precision, parameters), **_unigram(dataset, validation, config)})
 
 
-def _check_ranks(samples: int, global_batch_size: int) -> None:
-    """Refuse data that does not go round, and more than one process."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    BatchPlan(samples, global_batch_size, seed=0, world=world)
-    if world > 1:
-        raise ValueError(f"WORLD_SIZE is {world}: this version trains in one process only; start it without torchrun")
-
-
-def _device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device cuda: torch sees no CUDA device on this machine; use device cpu or auto")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+def _unigram(train: ShardDataset, validation: ShardDataset, config: Config) -> dict[str, float]:
+    """The loss that counting tokens reaches on the very samples that the validation loss is taken over."""
+    vocab_size = train.vocab_size
+    samples = range(config.validation_samples(len(validation)))
+    wanted = count_labels((validation[index] for index in samples), vocab_size)
+    entropy = unigram_loss(train, wanted, _UNIGRAM_TOKENS)
+    return {} if entropy is None else {"unigram_entropy": entropy}
 
 
 def _metrics(outcome: Outcome, precision: Precision, parameters: int) -> dict[str, float]:
@@ -117,7 +116,7 @@ def _metrics(outcome: Outcome, precision: Precision, parameters: int) -> dict[st
         "parameters": parameters,
         "tokens_seen": outcome.tokens,
         "guard_events": len(outcome.guard_events),
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_rss_bytes": peak_rss_bytes(),
         "training_seconds": outcome.seconds,
     }
     if outcome.train_loss is not None:

@@ -9,8 +9,9 @@ from torch.nn import functional
 
 from crosstrain.components.core.data import IGNORE, ShardDataset
 from crosstrain.components.core.model import load_model
+from crosstrain.components.core.unigram import count_labels, unigram_loss
 from crosstrain.components.evaluate.generations import choose_prompts, continue_prompts
-from crosstrain.components.evaluate.losses import HeldOut, group, label_counts, score, token_bytes, unigram_loss
+from crosstrain.components.evaluate.losses import HeldOut, group, score, token_bytes
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def test_the_unigram_model_is_the_smoothed_frequency_of_the_training_split(make_
     shards = make_shards("shards")
     train, held = ShardDataset(shards, "train"), HeldOut(ShardDataset(shards, "validation"))
     vocabulary = shards.facts.tokenizer.vocab_size
-    wanted = label_counts(held, vocabulary)
+    wanted = count_labels((sample for _, sample, _ in held), vocabulary)
     labels = np.concatenate([train[i].labels for i in range(len(train))])
     seen = np.bincount(labels[labels != IGNORE], minlength=vocabulary)
     probability = (seen + 1) / (seen.sum() + vocabulary)

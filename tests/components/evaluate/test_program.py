@@ -254,7 +254,7 @@ def test_cuda_is_refused_where_there_is_none(evaluate, make_model, shards):
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     model = make_model("a", shards)
-    with pytest.raises(ValueError, match="no CUDA device here"):
+    with pytest.raises(ValueError, match="torch sees no CUDA device"):
         evaluate(model, model, device="cuda")
 
 
