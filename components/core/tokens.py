@@ -72,7 +72,8 @@ class PairWriter:
     def write_ids(self, ids: NDArray) -> None:
         """Append ids of a document that `end_documents` will close; for documents that come in pieces."""
         if ids.size:
-            low, high = int(ids.min()), int(ids.max())
+            low = 0 if ids.dtype.kind == "u" else int(ids.min())
+            high = int(ids.max())
             limit = UINT16_VOCABULARY if self.dtype == np.uint16 else 2**31
             if low < 0 or high >= limit:
                 raise ValueError(f"{self.bin}: ids from {low} to {high} do not fit {self.dtype} (below {limit:,})")

@@ -7,6 +7,8 @@ file, made only for deduplication, holds the bytes of its text likewise.
 
 import hashlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -57,7 +59,8 @@ def write_part(
 
 def normalize(text: str) -> str:
     """The text as it is encoded and hashed: without a byte order mark at its start, with LF for CRLF."""
-    return text.removeprefix("\ufeff").replace("\r\n", "\n")
+    text = text.removeprefix("\ufeff")
+    return text.replace("\r\n", "\n") if "\r" in text else text
 
 
 def hash_text(text: str) -> tuple[int, int]:
@@ -70,8 +73,23 @@ def hash_text(text: str) -> tuple[int, int]:
     return int.from_bytes(digest.digest(), "little"), size
 
 
+@dataclass
+class _Batch:
+    """Pieces that are encoded together, and what is known of the documents that end among them."""
+
+    pieces: list[str] = field(default_factory=list)
+    first: list[bool] = field(default_factory=list)
+    last: list[bool] = field(default_factory=list)
+    hashes: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    characters: int = 0
+
+
 class PartWriter:
-    """Writes one part. Use as a context manager; the counts are final when the block has ended."""
+    """Writes one part. Use as a context manager; the counts are final when the block has ended.
+
+    A batch is encoded in a thread (the encoders leave the interpreter free) while the next one is read and hashed.
+    """
 
     def __init__(self, stem: Path, tokenizer: Tokenizer, config: Config, report: Report) -> None:
         self._pair = PairWriter(stem, token_dtype(tokenizer.vocab_size))
@@ -81,12 +99,9 @@ class PartWriter:
         self._parse_special = config.parse_special
         self._append_eos = config.append_eos
         self._report = report
-        self._pieces: list[str] = []
-        self._first: list[bool] = []
-        self._last: list[bool] = []
-        self._hashes: list[int] = []
-        self._sizes: list[int] = []
-        self._characters = 0
+        self._batch = _Batch()
+        self._encoding: tuple[_Batch, Future[tuple[NDArray[np.uint32], NDArray[np.int64]]]] | None = None
+        self._thread = ThreadPoolExecutor(1)
         self._open_tokens = 0
         """Ids written of the document that is not complete yet."""
         self.empty = 0
@@ -107,8 +122,17 @@ class PartWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self._flush()
+        try:
+            if kind is None:
+                self._flush()
+                self._take()
+        finally:
+            self._thread.shutdown(cancel_futures=True)
+            self._close(kind, error, trace)
+
+    def _close(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._hash_file.close()
         if self._size_file is not None:
             self._size_file.close()
@@ -118,22 +142,32 @@ class PartWriter:
         """Append a document, encoded in the pieces between `cuts`."""
         value, size = hash_text(text)
         for begin, end in pairwise([0, *cuts, len(text)]):
-            self._pieces.append(text[begin:end])
-            self._first.append(begin == 0)
-            self._last.append(end == len(text))
-            self._characters += end - begin
-            if self._last[-1]:
-                self._hashes.append(value)
-                self._sizes.append(size)
-            if self._characters >= BATCH:
+            batch = self._batch
+            batch.pieces.append(text[begin:end])
+            batch.first.append(begin == 0)
+            batch.last.append(end == len(text))
+            batch.characters += end - begin
+            if batch.last[-1]:
+                batch.hashes.append(value)
+                batch.sizes.append(size)
+            if batch.characters >= BATCH:
                 self._flush()
 
     def _flush(self) -> None:
-        if not self._pieces:
+        """Have the gathered batch encoded, after the one before it is written."""
+        self._take()
+        if self._batch.pieces:
+            encoding = self._thread.submit(self._tokenizer.encode_flat, self._batch.pieces, self._parse_special)
+            self._encoding = self._batch, encoding
+            self._batch = _Batch()
+
+    def _take(self) -> None:
+        """Write the batch that is being encoded, if there is one."""
+        if self._encoding is None:
             return
-        ids, lengths = self._tokenizer.encode_flat(self._pieces, self._parse_special)
-        ids, lengths = self._surround(ids, lengths)
-        ends = np.cumsum(lengths)[np.array(self._last)]
+        (batch, encoding), self._encoding = self._encoding, None
+        ids, lengths = self._surround(batch, *encoding.result())
+        ends = np.cumsum(lengths)[np.array(batch.last)]
         documents = np.diff(ends, prepend=0)
         if documents.size:
             documents[0] += self._open_tokens
@@ -143,24 +177,21 @@ class PartWriter:
         self._pair.write_ids(ids)
         full = documents > 0
         self._pair.end_documents(documents[full])
-        sizes = np.array(self._sizes, "<u8")[full]
-        np.array(self._hashes, "<u8")[full].tofile(self._hash_file)
+        sizes = np.array(batch.sizes, "<u8")[full]
+        np.array(batch.hashes, "<u8")[full].tofile(self._hash_file)
         if self._size_file is not None:
             sizes.tofile(self._size_file)
         self.text_bytes += int(sizes.sum())
         self.empty += int((~full).sum())
         self._report(int(full.sum()), ids.size)
-        for items in (self._pieces, self._first, self._last, self._hashes, self._sizes):
-            items.clear()
-        self._characters = 0
 
     def _surround(
-        self, ids: NDArray[np.uint32], lengths: NDArray[np.int64]
+        self, batch: _Batch, ids: NDArray[np.uint32], lengths: NDArray[np.int64]
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Put BOS before first and EOS behind last pieces, unless parsed text has put it there already."""
         bos, eos = self._tokenizer.bos_id, self._tokenizer.eos_id
-        add_bos = np.array(self._first) & (bos is not None)
-        add_eos = np.array(self._last) & self._append_eos
+        add_bos = np.array(batch.first) & (bos is not None)
+        add_eos = np.array(batch.last) & self._append_eos
         ends = np.cumsum(lengths)
         starts = ends - lengths
         if self._parse_special and ids.size:

@@ -28,7 +28,7 @@ EOS, PAD = "<|endoftext|>", "<|pad|>"
 _CHUNK = 1 << 16
 """Characters of a document given to the trainer at once: a longer word than this is no word."""
 
-_PROBE_DOCUMENTS, _PROBE_CHARACTERS = 64, 4096
+_PROBE_DOCUMENTS, _PROBE_CHARACTERS = 64, 2048
 
 _CLASS = "PreTrainedTokenizerFast"
 """What AutoTokenizer makes of a folder that says no more, in transformers 4 and 5."""
