@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import pickle
+import shutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 
 from crosstrain.components.core.artifact import Artifact, ArtifactWriter
 from crosstrain.components.core.manifest import MANIFEST_NAME, CheckpointFacts, Source
-from crosstrain.components.core.storage import open_store
+from crosstrain.components.core.storage import TEMPORARY, open_store
 
 log = logging.getLogger(__name__)
 
@@ -113,6 +114,10 @@ class Checkpoints:
         for folder in sorted({entry.key.partition("/")[0] for entry in self._store.list()} - complete):
             log.warning("%s/%s: a save was cut short here; clearing it away", self.uri, folder)
             self._store.delete_prefix(folder)
+        if (local := self._store.local_path()) is not None:
+            for path in local.glob(f"*/{TEMPORARY}*"):
+                log.warning("%s: left by a save that was cut short; clearing it away", path)
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def delete(self, step: int) -> None:
         """Delete one checkpoint; it stops existing before its objects go."""

@@ -228,7 +228,9 @@ class _Run:
             for batch in self._batches(self.validation, list(range(count))):
                 total += loss_sum(self.model, *batch.tensors(self.device)).item()
                 labels += batch.labels
-        if labels and math.isfinite(total):
+        if not math.isfinite(total):
+            log.warning("step %d: the validation loss is %s; left out of the log", self.progress.step, total)
+        elif labels:
             self.progress.history[-1]["validation_loss"] = total / labels
 
     def _report(self) -> None:

@@ -13,7 +13,7 @@ import torch
 from crosstrain.components.core.checkpoint import STATE_NAME, Checkpoints, run_key
 from crosstrain.components.core.manifest import MANIFEST_NAME, Source
 from crosstrain.components.core.reproducible import random_state, reproducible, seed_everything, set_random_state
-from crosstrain.components.core.storage import open_store
+from crosstrain.components.core.storage import TEMPORARY, open_store
 
 KEY = run_key("train_fp8", {"steps": 5}, {"shards": Source(kind="shards", sha256="a" * 64)})
 
@@ -53,6 +53,18 @@ def test_a_save_that_was_cut_short_is_never_chosen_and_cleared_away(store_uri):
     assert saved.steps() == [10]
     saved.clear_torn()
     assert {entry.key.split("/")[0] for entry in store.list()} == {"step-00000010"}
+
+
+def test_what_a_killed_writer_staged_on_disk_is_cleared_away(tmp_path):
+    saved = checkpoints(str(tmp_path))
+    saved.save(10, state(1.0), None)
+    torn = Path(saved.uri) / "step-00000020"
+    (torn / f"{TEMPORARY}staging-x").mkdir(parents=True)
+    (torn / f"{TEMPORARY}staging-x" / STATE_NAME).write_bytes(b"half")
+    (torn / f"{TEMPORARY}y").write_bytes(b"half a manifest")
+    saved.clear_torn()
+    assert not [path for path in torn.rglob("*") if path.name.startswith(TEMPORARY)]
+    assert saved.steps() == [10]
 
 
 def test_a_damaged_one_is_an_error(tmp_path):

@@ -209,12 +209,11 @@ def test_a_killed_run_ends_where_an_uninterrupted_one_does(shards, reference, tm
     resumed = train(shards, tmp_path / "model")
     assert resumed.artifact.manifest.sha256 == reference.manifest.sha256
     assert resumed.artifact.read("model.safetensors") == reference.read("model.safetensors")
-    left = [path.name for path in tmp_path.rglob("*") if path.name.startswith(".crosstrain-")]
-    assert not [name for name in left if not name.startswith(".crosstrain-staging")], left
+    assert not list((tmp_path / "model.state").rglob(".crosstrain-*")), "what the kill left is cleared away"
 
 
 @pytest.mark.slow
-def test_sigterm_saves_a_checkpoint_and_says_so(shards, reference, tmp_path):
+def test_sigterm_saves_a_checkpoint_and_says_so(shards, tmp_path):
     process = in_process(shards, tmp_path / "model", "", steps=100_000, log_every=1)
     assert process.stdout is not None
     for line in process.stdout:
