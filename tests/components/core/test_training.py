@@ -180,6 +180,19 @@ def test_the_guard_stops_a_run_that_blows_up_and_leaves_a_good_checkpoint(go, tm
     assert all(np.isfinite(row["loss"]) for row in saved["progress"]["history"])
 
 
+def test_no_checkpoint_is_taken_while_the_loss_is_suspicious(go, monkeypatch):
+    """Losses three times too high from step 8 on: the checkpoint due then is not taken, and step 11 ends the run."""
+    real, count = training.loss_sum, [0]
+
+    def loss_sum(*args: Any) -> torch.Tensor:
+        count[0] += 1
+        return real(*args) * (3.0 if count[0] > 7 * 2 else 1.0)
+
+    monkeypatch.setattr(training, "loss_sum", loss_sum)
+    with pytest.raises(Diverged, match=r"step 11: .* for 4 steps.*checkpoint is of step 4 "):
+        go()
+
+
 @pytest.fixture
 def fault(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
     """Break torchao's scales after `first` casts until `last` are done: what is multiplied by them becomes NaN."""
