@@ -58,6 +58,7 @@ def seaweedfs(folder: Path) -> Iterator[dict[str, str]]:
             "AWS_ENDPOINT_URL": f"http://{endpoint}",
             "AWS_ACCESS_KEY_ID": KEY,
             "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_ALLOW_HTTP": "true",
             "AWS_REGION": "us-east-1",
             "AWS_DEFAULT_REGION": "us-east-1",
             "S3_ENDPOINT_URL": f"http://{endpoint}",

@@ -6,7 +6,7 @@ file, made only for deduplication, holds the bytes of its text likewise.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from crosstrain.components.core.tokenizer import Tokenizer
 from crosstrain.components.core.tokens import PairWriter, token_dtype
 from crosstrain.components.tokenize.config import Config
-from crosstrain.components.tokenize.pieces import PIECE, find_cuts
+from crosstrain.components.tokenize.pieces import PIECE, cut_stream, find_cuts
+from crosstrain.components.tokenize.spooling import LongText
 from crosstrain.components.tokenize.tally import Counts, Tally
 
 BATCH = 1 << 20
@@ -31,11 +32,14 @@ Report = Callable[[int, int], None]
 
 
 def write_part(
-    texts: Iterator[str], stem: Path, tokenizer: Tokenizer, config: Config, tally: Tally, report: Report
+    texts: Iterator[str | LongText], stem: Path, tokenizer: Tokenizer, config: Config, tally: Tally, report: Report
 ) -> Counts:
     """Encode the documents of a unit into the part at `stem`; what became of them."""
     with PartWriter(stem, tokenizer, config, report) as part:
         for text in texts:
+            if isinstance(text, LongText):
+                _add_long(text, part, tokenizer, config, tally)
+                continue
             text = normalize(text)
             if not text or text.isspace():
                 tally.empty += 1
@@ -57,6 +61,26 @@ def write_part(
     )
 
 
+def _add_long(text: LongText, part: "PartWriter", tokenizer: Tokenizer, config: Config, tally: Tally) -> None:
+    """Append a document that is on disk, after a first look at all of it: an invalid one leaves no piece behind."""
+    if all(window.isspace() for window in text.windows()):
+        tally.empty += 1
+        return
+    try:
+        for _ in cut_stream(text.windows(), tokenizer, config.parse_special):
+            pass
+    except ValueError as error:
+        tally.invalid(str(error))
+        return
+    digest = hash_windows(text.windows())
+    pieces = cut_stream(text.windows(), tokenizer, config.parse_special)
+    piece, first = next(pieces), True
+    for following in pieces:
+        part.add_piece(piece, first, None)
+        piece, first = following, False
+    part.add_piece(piece, first, digest)
+
+
 def normalize(text: str) -> str:
     """The text as it is encoded and hashed: without a byte order mark at its start, with LF for CRLF."""
     text = text.removeprefix("\ufeff")
@@ -65,9 +89,14 @@ def normalize(text: str) -> str:
 
 def hash_text(text: str) -> tuple[int, int]:
     """A text's 64-bit hash (BLAKE2b), and its size in UTF-8 bytes."""
+    return hash_windows(text[begin : begin + PIECE] for begin in range(0, len(text), PIECE))
+
+
+def hash_windows(windows: Iterable[str]) -> tuple[int, int]:
+    """The same of a text that comes in windows."""
     digest, size = hashlib.blake2b(digest_size=8), 0
-    for begin in range(0, len(text), PIECE):
-        data = text[begin : begin + PIECE].encode()
+    for window in windows:
+        data = window.encode()
         digest.update(data)
         size += len(data)
     return int.from_bytes(digest.digest(), "little"), size
@@ -140,18 +169,22 @@ class PartWriter:
 
     def add(self, text: str, cuts: list[int]) -> None:
         """Append a document, encoded in the pieces between `cuts`."""
-        value, size = hash_text(text)
+        digest = hash_text(text)
         for begin, end in pairwise([0, *cuts, len(text)]):
-            batch = self._batch
-            batch.pieces.append(text[begin:end])
-            batch.first.append(begin == 0)
-            batch.last.append(end == len(text))
-            batch.characters += end - begin
-            if batch.last[-1]:
-                batch.hashes.append(value)
-                batch.sizes.append(size)
-            if batch.characters >= BATCH:
-                self._flush()
+            self.add_piece(text[begin:end], begin == 0, digest if end == len(text) else None)
+
+    def add_piece(self, piece: str, first: bool, digest: tuple[int, int] | None) -> None:
+        """Append a piece of a document; the last one comes with the document's hash and size (`hash_text`)."""
+        batch = self._batch
+        batch.pieces.append(piece)
+        batch.first.append(first)
+        batch.last.append(digest is not None)
+        batch.characters += len(piece)
+        if digest is not None:
+            batch.hashes.append(digest[0])
+            batch.sizes.append(digest[1])
+        if batch.characters >= BATCH:
+            self._flush()
 
     def _flush(self) -> None:
         """Have the gathered batch encoded, after the one before it is written."""

@@ -6,7 +6,8 @@ and cut is it used.
 """
 
 import re
-from itertools import islice
+from collections.abc import Iterable, Iterator
+from itertools import islice, pairwise
 
 from crosstrain.components.core.tokenizer import Tokenizer
 
@@ -49,6 +50,26 @@ def find_cuts(text: str, tokenizer: Tokenizer, parse_special: bool) -> list[int]
             break
         cuts.append(start)
     return cuts
+
+
+def cut_stream(windows: Iterable[str], tokenizer: Tokenizer, parse_special: bool) -> Iterator[str]:
+    """Pieces of a text that comes in windows; their ids, one after the other, are the text's.
+
+    Raises:
+        ValueError: there is no place to cut within LONGEST characters.
+    """
+    held = ""
+    for window in windows:
+        held += window
+        start = 0
+        while len(held) - start > 2 * PIECE:
+            cut = _find_cut(held, start, tokenizer, parse_special)
+            if cut > len(held) - _CONTEXT:  # what follows is not known yet
+                break
+            yield held[start:cut]
+            start = cut
+        held = held[start:]
+    yield from (held[begin:end] for begin, end in pairwise([0, *find_cuts(held, tokenizer, parse_special), len(held)]))
 
 
 def _find_cut(text: str, start: int, tokenizer: Tokenizer, parse_special: bool) -> int:

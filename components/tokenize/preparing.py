@@ -19,6 +19,7 @@ from crosstrain.components.core.tokenizer import FILES, SETTINGS_FILE, TOKENIZER
 from crosstrain.components.tokenize.config import Config
 from crosstrain.components.tokenize.encoding import normalize
 from crosstrain.components.tokenize.reading import Reader, Unit
+from crosstrain.components.tokenize.spooling import LongText
 from crosstrain.components.tokenize.tally import Tally
 
 log = logging.getLogger(__name__)
@@ -117,7 +118,7 @@ def training_texts(config: Config, corpus: Artifact, units: list[Unit]) -> Itera
     for unit in units:
         left = share
         for text in _documents(config, corpus, unit):
-            text = normalize(text)[:left]
+            text = _start(text, left)
             for begin in range(0, len(text), _CHUNK):
                 yield text[begin : begin + _CHUNK]
             left -= len(text.encode())
@@ -128,13 +129,17 @@ def training_texts(config: Config, corpus: Artifact, units: list[Unit]) -> Itera
 def probe_texts(config: Config, corpus: Artifact, units: list[Unit]) -> list[str]:
     """The starts of the first documents, for the encoders to be compared on."""
     return [
-        normalize(text)[:_PROBE_CHARACTERS]
+        _start(text, _PROBE_CHARACTERS)
         for unit in units[:1]
         for text in islice(_documents(config, corpus, unit), _PROBE_DOCUMENTS)
     ]
 
 
-def _documents(config: Config, corpus: Artifact, unit: Unit) -> Iterator[str]:
+def _start(text: str | LongText, characters: int) -> str:
+    return text.head(characters) if isinstance(text, LongText) else normalize(text)[:characters]
+
+
+def _documents(config: Config, corpus: Artifact, unit: Unit) -> Iterator[str | LongText]:
     return Reader(corpus, config).documents(unit, Tally(config.on_invalid, quarantine=None))
 
 

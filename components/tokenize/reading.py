@@ -22,6 +22,7 @@ from crosstrain.components.core.artifact import Artifact
 from crosstrain.components.core.manifest import Manifest
 from crosstrain.components.tokenize.config import Config
 from crosstrain.components.tokenize.separating import BLANK_LINES, split_stream
+from crosstrain.components.tokenize.spooling import LONG, LongLine, LongText, spool_file
 from crosstrain.components.tokenize.tally import Tally
 
 _BLOCK = 1 << 20
@@ -77,8 +78,10 @@ class Reader:
         self._in_lines = corpus.facts.format == "jsonl"
         self._read = {"jsonl": self._json_lines, "parquet": self._parquet, "text": self._text}[corpus.facts.format]
 
-    def documents(self, unit: Unit, tally: Tally) -> Iterator[str]:
+    def documents(self, unit: Unit, tally: Tally) -> Iterator[str | LongText]:
         """The documents of a unit in order, as they are; the tally always knows where the last one came from.
+
+        A long one is on disk, and gone when the next is asked for.
 
         Raises:
             ValueError: a file is damaged, or a document is invalid and the policy is to stop.
@@ -99,11 +102,14 @@ class Reader:
         local = self._corpus.files.local_path(segment.path)
         return local if local is not None and segment.begin else self._corpus.fetch(segment.path)
 
-    def _json_lines(self, path: Path, segment: Segment, tally: Tally) -> Iterator[str]:
+    def _json_lines(self, path: Path, segment: Segment, tally: Tally) -> Iterator[str | LongText]:
         field = self._config.text_field
         with _open(path) as stream:
             for line in _lines(stream, segment, compressed=bool(_compression(segment.path))):
                 tally.line += 1
+                if not isinstance(line, bytes):
+                    yield from self._long_line(line, tally)
+                    continue
                 if line.isspace():
                     continue
                 tally.read += 1
@@ -124,6 +130,31 @@ class Reader:
                         tally.invalid(f"lone surrogate in field {field!r}, which is no Unicode text")
                 else:
                     tally.without_text(record)
+
+    def _long_line(self, line: LongLine, tally: Tally) -> Iterator[LongText | str]:
+        """The document of a line that is taken apart on disk."""
+        tally.read += 1
+        try:
+            rest, texts = line.spool()
+            try:
+                record = _patient_json(rest)
+                if not isinstance(record, dict):
+                    tally.invalid(f"a JSON object is wanted on each line, found {type(record).__name__}")
+                    return
+                text = record.get(self._config.text_field)
+                if not isinstance(text, str):
+                    tally.without_text(record)
+                elif text not in texts:
+                    yield text
+                elif texts[text].surrogates:
+                    tally.invalid(f"lone surrogate in field {self._config.text_field!r}, which is no Unicode text")
+                else:
+                    yield texts[text]
+            finally:
+                for long in texts.values():
+                    long.close()
+        except (ValueError, RecursionError) as error:
+            tally.invalid(_reason(error, b""))
 
     def _parquet(self, path: Path, segment: Segment, tally: Tally) -> Iterator[str]:
         import pyarrow as pa
@@ -168,11 +199,12 @@ class Reader:
             else:
                 yield from _decoded(value, tally, 0)
 
-    def _text(self, path: Path, segment: Segment, tally: Tally) -> Iterator[str]:
+    def _text(self, path: Path, segment: Segment, tally: Tally) -> Iterator[str | LongText]:
         with _open(path) as stream:
             if self._config.split_text == "file":
                 tally.read += 1
-                yield from _decoded(stream.read(), tally, 1)
+                start = stream.read(LONG)
+                yield from _decoded(start, tally, 1) if len(start) < LONG else _spooled(start, stream, tally)
                 return
             separator = re.compile(re.escape(self._config.separator.encode()))
             keep_empty = self._config.split_text == "separator"
@@ -197,20 +229,42 @@ def _decoded(data: bytes, tally: Tally, first_line: int) -> Iterator[str]:
     yield text
 
 
-def _lines(stream: BinaryIO, segment: Segment, compressed: bool) -> Iterator[bytes]:
-    """The lines that begin in the segment; all lines of a compressed file, whose bytes are not the text's."""
-    if compressed:
-        yield from stream
+def _spooled(start: bytes, stream: BinaryIO, tally: Tally) -> Iterator[LongText]:
+    """The text of a file that is too large for memory, or nothing when the policy sets it aside."""
+    try:
+        text = spool_file(start, stream)
+    except UnicodeDecodeError as error:
+        tally.line += 1 + len(error.object)
+        tally.invalid(_reason(error, start))
         return
-    position = segment.begin
+    try:
+        yield text
+    finally:
+        text.close()
+
+
+def _lines(stream: BinaryIO, segment: Segment, compressed: bool) -> Iterator[bytes | LongLine]:
+    """The lines that begin in the segment; all lines of a compressed file, whose bytes are not the text's."""
+    position = 0 if compressed else segment.begin
     if position:
         stream.seek(position - 1)
-        position += len(stream.readline()) - 1
-    for line in stream:
-        if position >= segment.end:
+        position -= 1
+        while part := stream.readline(LONG):
+            position += len(part)
+            if part.endswith(b"\n"):
+                break
+    while compressed or position < segment.end:
+        line = stream.readline(LONG)
+        if not line:
             return
-        position += len(line)
-        yield line
+        if len(line) < LONG or line.endswith(b"\n"):
+            position += len(line)
+            yield line
+        else:
+            long = LongLine(line, stream)
+            del line
+            yield long
+            position += long.size
 
 
 def _row_groups(metadata: Any, segment: Segment, cut: bool) -> Iterator[tuple[int, int]]:
