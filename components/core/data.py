@@ -9,7 +9,6 @@ in process is faster than any pipe) and tensors (torch is the trainer's).
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -17,7 +16,8 @@ from numpy.typing import NDArray
 
 from crosstrain.components.core.artifact import Artifact
 from crosstrain.components.core.manifest import Split
-from crosstrain.components.core.tokens import Ids, Pair
+from crosstrain.components.core.shard_cache import ShardCache
+from crosstrain.components.core.tokens import Ids
 
 IGNORE = -100
 """Label of a position that carries no loss."""
@@ -41,19 +41,33 @@ class Sample:
 
 
 class ShardDataset:
-    """Random access to the samples of one split of a shards artifact; shards are verified and mapped on first use."""
+    """Random access to the samples of one split of a shards artifact; shards are verified and mapped on first use.
 
-    def __init__(self, artifact: Artifact, split: Literal["train", "validation"]) -> None:
+    Out of object storage the shards are fetched in the background from the first sample on, as a shuffled epoch needs
+    all of them.
+    """
+
+    def __init__(self, artifact: Artifact, split: Literal["train", "validation"], cache_bytes: int = 0) -> None:
+        """Samples of a split.
+
+        Args:
+            artifact: Shards.
+            split: Which part of them.
+            cache_bytes: Local disk for shards out of object storage, the ones used longest ago go first; 0: no limit.
+
+        Raises:
+            ValueError: the artifact holds no shards, or the cache not one of them.
+        """
         facts = artifact.facts
         if facts.kind != "shards":
             raise ValueError(f"{artifact.uri}: this is a {facts.kind} artifact, and a shards artifact is wanted")
         self.split: Split = getattr(facts, split)
         self.sequence_length: int = facts.sequence_length
         self.vocab_size: int = facts.tokenizer.vocab_size
-        self._artifact = artifact
+        self._cache = ShardCache(artifact, self.split.shards, cache_bytes)
         self._pad: int = facts.tokenizer.eos_id
         self._ends = np.cumsum(np.array(self.split.shard_tokens, np.int64))
-        self._opened: dict[int, tuple[Ids, Int64s]] = {}
+        self._fetching_ahead = False
 
     def __len__(self) -> int:
         """Number of samples; the last one may be short, and is then padded."""
@@ -63,6 +77,9 @@ class ShardDataset:
         """Sample `index`, with 0 <= index < len(self)."""
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
+        if not self._fetching_ahead:
+            self._fetching_ahead = True
+            self._cache.prefetch(range(len(self.split.shards)))
         length = self.sequence_length
         begin, end = index * length, min((index + 1) * length, self.split.tokens)
         ids = np.full(length, self._pad, np.int64)
@@ -90,17 +107,8 @@ class ShardDataset:
 
     def _open(self, shard: int) -> tuple[Ids, Int64s]:
         """A shard's ids, and where documents begin in it (the rest of one begun before is not a beginning)."""
-        if shard not in self._opened:
-            stem = self.split.shards[shard]
-            self._artifact.fetch(f"{stem}.idx")
-            pair = Pair(_stem(self._artifact.fetch(f"{stem}.bin")))
-            starts = pair.starts()[1:] if self.split.continues[shard] else pair.starts()
-            self._opened[shard] = (pair.ids, starts)
-        return self._opened[shard]
-
-
-def _stem(path: Path) -> Path:
-    return path.with_name(path.name.removesuffix(".bin"))
+        pair = self._cache[shard]
+        return pair.ids, pair.starts[1:] if self.split.continues[shard] else pair.starts
 
 
 def collate(samples: Sequence[Sample]) -> dict[str, Int64s]:

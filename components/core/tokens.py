@@ -9,6 +9,7 @@ Source of the layout: NVIDIA/Megatron-LM, megatron/core/datasets/indexed_dataset
 """
 
 import struct
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -137,6 +138,7 @@ class Pair:
         start = int(self._pointers[document]) // self.dtype.itemsize
         return self.ids[start : start + int(self.lengths[document])]
 
+    @cached_property
     def starts(self) -> NDArray[np.int64]:
         """Where each document begins in `ids`; [documents], in memory."""
         return np.asarray(self._pointers) // self.dtype.itemsize

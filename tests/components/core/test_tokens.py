@@ -46,7 +46,7 @@ def test_documents_come_back_as_they_were(
     pair = write(tmp_path_factory.mktemp("pair") / "p", documents, dtype, batch)
     assert [pair[i].tolist() for i in range(len(pair))] == documents
     assert pair.lengths.sum() == pair.ids.size == sum(map(len, documents))
-    assert pair.starts().tolist() == [sum(map(len, documents[:i])) for i in range(len(documents))]
+    assert pair.starts.tolist() == [sum(map(len, documents[:i])) for i in range(len(documents))]
 
 
 def test_a_document_may_come_in_pieces(tmp_path: Path) -> None:
