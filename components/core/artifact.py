@@ -7,6 +7,7 @@ them, and writes the manifest last. A prefix without a manifest is no artifact.
 import hashlib
 import logging
 import os
+import shutil
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -212,7 +213,12 @@ class ArtifactWriter:
                 name: item.manifest.source() if isinstance(item, Artifact) else item for name, item in inputs.items()
             },
         )
-        return commit_manifest(self.store, manifest)
+        artifact = commit_manifest(self.store, manifest)
+        if (local := self.store.local_path()) is not None:
+            for left in local.glob(TEMPORARY + "staging-*"):
+                if left != self.staging:
+                    shutil.rmtree(left, ignore_errors=True)  # of a try that was killed
+        return artifact
 
 
 def commit_manifest(store: Store, manifest: Manifest) -> Artifact:

@@ -236,3 +236,13 @@ def test_a_place_that_cannot_be_written_is_refused_before_work(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test-reader-secret")
     with pytest.raises(PermissionError, match=r"s3://.* refused the credentials from AWS_ACCESS_KEY_ID"):
         ArtifactWriter(s3_uri)
+
+
+def test_what_a_killed_try_staged_goes_with_the_next_commit(tmp_path: Path) -> None:
+    killed = ArtifactWriter(str(tmp_path / "out"))
+    (killed.staging / "half").write_bytes(b"half")
+    write(str(tmp_path / "out"))
+    assert not killed.staging.exists()
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(
+        {n.split("/")[0] for n in FILES} | {"manifest.json"}
+    )
