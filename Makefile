@@ -4,12 +4,17 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 TEST_WORKERS ?= 2
 
+# Test workers share the cores: one thread each, and none that spins while it waits.
+test quick: export OMP_NUM_THREADS = 1
+test quick: export OMP_WAIT_POLICY = PASSIVE
+
 .PHONY: help demo test quick lint image-check golden clean
 
 help:
 	@echo "make demo    set up, then train, fine-tune, merge and evaluate a small model on this machine"
 	@echo "make test    set up, then run every check"
 	@echo "make quick   the checks without the slow tests"
+	@echo "make image-check  build and run the CPU images with buildah (Debian, root)"
 	@echo "make golden  renew the committed compiled pipelines, component files and READMEs"
 	@echo "make clean   remove the virtual environment and what the demo made"
 

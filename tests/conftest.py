@@ -26,6 +26,8 @@ from minio.error import MinioException
 
 from crosstrain.components.core.storage import Store, open_store
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads starve the other test workers
+
 BUCKET = "crosstrain-test"
 ACCESS_KEY, SECRET_KEY = "test-access-key", "test-secret-key"
 READ_ONLY_KEY, READ_ONLY_SECRET = "test-reader-key", "test-reader-secret"
