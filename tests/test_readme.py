@@ -1,5 +1,6 @@
 """The README keeps its word: its examples run, its files exist, its commands are known."""
 
+import itertools
 import re
 import shlex
 from pathlib import Path
@@ -53,7 +54,7 @@ RUNS = [line for line in "\n".join(blocks("sh")).splitlines() if line.startswith
 def test_commands_name_pipelines_and_parameters_that_exist(line):
     words = shlex.split(line)
     pipeline = spec.load(words[2])
-    given = {word.partition("=")[0] for before, word in zip(words, words[1:], strict=False) if before == "--set"}
+    given = {word.partition("=")[0] for before, word in itertools.pairwise(words) if before == "--set"}
     known = {parameter.name: parameter for parameter in pipeline.parameters.values()}
     assert given <= set(known)
     assert {name for name, parameter in known.items() if parameter.required} <= given
