@@ -30,7 +30,7 @@ class Cost:
     peak_bytes: int
     """Resident memory of all its processes together (unique pages plus shared), largest of the samples."""
     peak_worker_bytes: int
-    """Resident memory of its largest process, as the kernel counted it."""
+    """Resident memory of its largest process at its highest, as the kernel counted it."""
     output: dict[str, Any]
     """The JSON object that it printed last."""
 
@@ -49,7 +49,7 @@ def measure(arguments: Sequence[str], environment: Mapping[str, str] | None = No
         text=True,
         env={**os.environ, **(environment or {})},
     )
-    peak, cpu = [0], dict[int, float]()
+    peak, cpu = [0, 0], dict[int, float]()
     sampler = threading.Thread(target=_sample, args=(process.pid, peak, cpu), daemon=True)
     sampler.start()
     said: list[str] = []
@@ -68,8 +68,7 @@ def measure(arguments: Sequence[str], environment: Mapping[str, str] | None = No
     return Cost(
         seconds,
         max(usage.ru_utime + usage.ru_stime, sum(cpu.values())),  # some children are never waited for
-        max(peak[0], usage.ru_maxrss * 1024),
-        usage.ru_maxrss * 1024,
+        *peak,
         json.loads(found[-1]) if found else {},
     )
 
@@ -81,6 +80,7 @@ def _sample(pid: int, peak: list[int], cpu: dict[int, float]) -> None:
         while top.is_running() and top.status() != psutil.STATUS_ZOMBIE:
             tree = (top, *top.children(recursive=True))
             peak[0] = max(peak[0], sum(_pss(process) for process in tree))
+            peak[1] = max(peak[1], *(_highest(process) for process in tree))
             for process in tree:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     times = process.cpu_times()
@@ -88,6 +88,12 @@ def _sample(pid: int, peak: list[int], cpu: dict[int, float]) -> None:
             time.sleep(SAMPLE_SECONDS)
     except psutil.NoSuchProcess:
         return
+
+
+def _highest(process: psutil.Process) -> int:
+    """The most resident memory that a process has had so far (what wait4 tells counts the parent's at the fork too)."""
+    lines = _lines(f"/proc/{process.pid}/status")
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
 
 
 def _pss(process: psutil.Process) -> int:
@@ -133,5 +139,7 @@ def report(**figures: Any) -> dict[str, Any]:
 
 
 def _lines(path: str) -> list[str]:
-    file = Path(path)
-    return file.read_text().splitlines() if file.is_file() else []
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []  # a process that has just ended

@@ -80,7 +80,9 @@ def memmap_2(task: Task) -> Iterator[int]:
 def litdata(task: Task) -> Iterator[int]:
     """The litdata package in this process."""
     from litdata import StreamingDataLoader, StreamingDataset, TokensLoader
+    from litdata.streaming import downloader
 
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # otherwise it refuses a server without TLS
     remote = task.copies.startswith("s3://")
     options = {"storage_options": {"endpoint_url": os.environ["AWS_ENDPOINT_URL"]}} if remote else {}
     with tempfile.TemporaryDirectory() as cache:

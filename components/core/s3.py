@@ -74,6 +74,10 @@ class S3Store(Store):
             self.bucket, self.name(key), uri, partial(connect(self.scheme).call, uri), offset, length, etag
         )
 
+    def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+        with self._stream(key, offset, length) as stream:
+            return stream.readall()
+
     def download(self, key: str, path: Path) -> Entry:
         first, digest = self._stream(key, 0, PART_BYTES), hashlib.sha256()
 

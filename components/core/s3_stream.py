@@ -17,6 +17,10 @@ RECEIVED_BYTES = 1 << 20
 """Bytes taken from the connection at a time: what is received again, at most, after a cut."""
 
 
+WHOLE_BYTES = 4 << 20
+"""Bytes that are taken at once where all of a stream is wanted."""
+
+
 class ObjectStream(io.RawIOBase):
     """An object's bytes [offset, offset + length) as a file; a cut connection is taken up where it broke."""
 
@@ -72,6 +76,11 @@ class ObjectStream(io.RawIOBase):
         return count
 
     def readall(self) -> bytes:
+        left = self.size - self._position
+        if 0 < left <= WHOLE_BYTES:
+            whole: bytes = self._call(lambda client: self._receive_whole(client, left))
+            self._position += left
+            return whole
         data = bytearray(max(self.size - self._position, 0))
         view, filled = memoryview(data), 0
         while filled < len(data):
@@ -106,6 +115,19 @@ class ObjectStream(io.RawIOBase):
         self.etag = self._response.headers.get("ETag", "").strip('"')
         whole = self._response.headers.get("Content-Range", "").rpartition("/")[2]
         self.total = int(whole or self._response.headers["Content-Length"])
+
+    def _receive_whole(self, client: Minio, left: int) -> bytes:
+        """All that is left, without a copy; after a cut all of it again."""
+        try:
+            if self._response is None:
+                self._request(client)
+            data = bytes(self._response.read())
+            if len(data) != left:
+                raise ProtocolError("the stream ended early")
+        except BaseException:
+            self._drop()
+            raise
+        return data
 
     def _receive(self, client: Minio, view: memoryview) -> int:
         try:

@@ -32,6 +32,28 @@ from crosstrain.components.tokenize.working import (
 log = logging.getLogger(__name__)
 
 
+def run_partition(config: Config, partition: int, partitions: int) -> int:
+    """Do every `partitions`-th unit from `partition` on, and leave parts and records at the output for `run`.
+
+    Any number of processes, on any machines, may do different partitions of one output at once; `run` with the same
+    options and output then takes over what they finished, does what is missing, and writes the one manifest, the same
+    bytes as without partitions. Give a tokenizer: otherwise each partition trains the same one.
+
+    Returns:
+        The units of this partition that are finished.
+
+    Raises:
+        ValueError: as `run`, or there is no such partition.
+    """
+    if not 0 <= partition < partitions:
+        raise ValueError(f"partition {partition} of {partitions}: give one from 0 to {partitions - 1}")
+    with ArtifactWriter(config.output) as out:
+        work = _Work(config, out, replaces=False)
+        mine = work.units[partition::partitions]
+        work.do([unit for unit in mine if unit.index not in work.counts])
+        return len(mine)
+
+
 def run(config: Config) -> Result:
     """Tokenize a corpus.
 
@@ -39,54 +61,68 @@ def run(config: Config) -> Result:
         FileNotFoundError: the corpus, or the tokenizer, is not there.
         ValueError: a document or a file is invalid, EOS is not in the vocabulary, or no document has any text.
     """
-    corpus = Artifact.open(config.corpus, "corpus")
-    units = plan_units(corpus.manifest, config.unit_bytes)
-    inputs = {"corpus": corpus}
-    if config.tokenizer:
-        inputs["tokenizer"] = Artifact.open(config.tokenizer)
     with ArtifactWriter(config.output) as out:
-        folder = out.staging / "tokenizer"
-        prepare_tokenizer(config, corpus, units, folder)
-        tokenizer = load_tokenizer(folder, probe_texts(config, corpus, units), config.engine)
-        work = {
-            "options": config.options(),
-            "inputs": {name: item.manifest.sha256 for name, item in inputs.items()},
-            "tokenizer": tokenizer.facts().model_dump(),
-            "engine": tokenizer.engine,
-        }
-        records = Records(out, run_key(work))
-        counts = records.load(units)
-        if counts:
-            log.info("%d of %d units were finished before", len(counts), len(units))
-        progress = Progress(len(units), finished=len(counts))
-        scratch = out.staging / "parts"
-        scratch.mkdir()
-        fields: set[str] = set()
-        missing = [unit for unit in units if unit.index not in counts]
-        job = Job(config, folder, tokenizer.encoder, scratch)
-        for done in do_units(job, tokenizer, missing, count_workers(config.workers, len(missing)), progress):
-            counts[done.unit.index] = done.counts
-            records.save(done.unit, done.counts, _store(out, done, scratch))
-            fields |= done.fields
-        rate = progress.rate()
+        work = _Work(config, out)
+        rate = work.do([unit for unit in work.units if unit.index not in work.counts])
         if config.deduplicate:
-            _deduplicate(units, out, records, counts)
+            _deduplicate(work.units, out, work.records, work.counts)
         total = Counts()
-        for unit in units:
-            total.add(counts[unit.index])
+        for unit in work.units:
+            total.add(work.counts[unit.index])
         if not total.documents:
-            raise ValueError(f"{config.corpus}: nothing to tokenize: {_why_none(total, config.text_field, fields)}")
-        out.add_folder(folder, "tokenizer/")
+            raise ValueError(
+                f"{config.corpus}: nothing to tokenize: {_why_none(total, config.text_field, work.fields)}"
+            )
+        out.add_folder(work.folder, "tokenizer/")
         facts = TokensFacts(
-            tokenizer=tokenizer.facts(),
-            dtype="uint16" if token_dtype(tokenizer.vocab_size) == "uint16" else "int32",
-            parts=tuple(unit.stem for unit in units if counts[unit.index].documents),
-            engine=tokenizer.engine,
+            tokenizer=work.tokenizer.facts(),
+            dtype="uint16" if token_dtype(work.tokenizer.vocab_size) == "uint16" else "int32",
+            parts=tuple(unit.stem for unit in work.units if work.counts[unit.index].documents),
+            engine=work.tokenizer.engine,
             **total.values(),
         )
-        artifact = out.commit("tokenize", facts, config.options(), inputs)
-        records.clear()
-    return Result(artifact, _metrics(total, tokenizer, rate))
+        artifact = out.commit("tokenize", facts, config.options(), work.inputs)
+        work.records.clear()
+    return Result(artifact, _metrics(total, work.tokenizer, rate))
+
+
+class _Work:
+    """One piece of work at its output: the units, the tokenizer, and what an earlier or another run finished."""
+
+    def __init__(self, config: Config, out: ArtifactWriter, replaces: bool = True) -> None:
+        corpus = Artifact.open(config.corpus, "corpus")
+        self.units = plan_units(corpus.manifest, config.unit_bytes)
+        self.inputs = {"corpus": corpus}
+        if config.tokenizer:
+            self.inputs["tokenizer"] = Artifact.open(config.tokenizer)
+        self._config, self._out = config, out
+        self.folder = out.staging / "tokenizer"
+        prepare_tokenizer(config, corpus, self.units, self.folder)
+        self.tokenizer = load_tokenizer(self.folder, probe_texts(config, corpus, self.units), config.engine)
+        key = {
+            "options": config.options(),
+            "inputs": {name: item.manifest.sha256 for name, item in self.inputs.items()},
+            "tokenizer": self.tokenizer.facts().model_dump(),
+            "engine": self.tokenizer.engine,
+        }
+        self.records = Records(out, run_key(key))
+        self.counts = self.records.load(self.units, replaces)
+        self.fields: set[str] = set()
+        if self.counts:
+            log.info("%d of %d units were finished before", len(self.counts), len(self.units))
+
+    def do(self, missing: list[Unit]) -> float:
+        """Do some units, store their parts and note them as finished; tokens a second."""
+        progress = Progress(len(self.units), finished=len(self.counts))
+        scratch = self._out.staging / "parts"
+        scratch.mkdir()
+        job = Job(self._config, self.folder, self.tokenizer.encoder, scratch)
+        workers = count_workers(self._config.workers, len(missing))
+        for done in do_units(job, self.tokenizer, missing, workers, progress):
+            self.counts[done.unit.index] = done.counts
+            self.records.save(done.unit, done.counts, _store(self._out, done, scratch))
+            self.fields |= done.fields
+        return progress.rate()
 
 
 def _store(out: ArtifactWriter, done: Done, scratch: Path) -> list[File]:

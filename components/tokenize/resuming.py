@@ -29,10 +29,13 @@ class Records:
         self._out = out
         self._key = key
 
-    def load(self, units: list[Unit]) -> dict[int, Counts]:
+    def load(self, units: list[Unit], replaces: bool = True) -> dict[int, Counts]:
         """Counts of the units that an earlier run of the same work finished; their files are taken over.
 
-        Whatever else an earlier run left here is deleted.
+        Whatever else an earlier run left here is deleted, or refused where it does not replace it.
+
+        Raises:
+            ValueError: the output holds parts of other work, and `replaces` is False.
         """
         found: dict[int, Counts] = {}
         for entry in list(self._out.store.list(FOLDER)):
@@ -43,6 +46,11 @@ class Records:
             if record["key"] == self._key and self._out.adopt(files):
                 found[record["unit"]] = Counts(**record["counts"])
                 continue
+            if not replaces and record["key"] != self._key:
+                raise ValueError(
+                    f"{self._out.store.uri}: holds unfinished tokens of other options, corpus or tokenizer; give all "
+                    "partitions the same, and another output"
+                )
             self._out.store.delete(entry.key)
             for file in files:
                 self._out.store.delete(file.path)
