@@ -1,15 +1,20 @@
 """`crosstrain`: argument parsing and dispatch.
 
 What a command does lies in the module it calls, imported only when the command runs, so that help is quick.
-Status 0: done; 1: the run or the check failed; 2: a usage error; 128 + n: stopped by signal n.
+Status 0: done; 1: the run or the check failed; 2: refused, and repeating it will not help; 75: try again later;
+128 + n: stopped by signal n.
 """
 
 import argparse
+import importlib
+import signal
 import sys
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+
+from crosstrain.pipelines.arguments import add_all
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -19,7 +24,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(arguments.command(arguments))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(getattr(error, "exit_status", 2))
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+
+
+def _call(arguments: argparse.Namespace) -> int:
+    """The command of the module that the arguments name."""
+    return int(importlib.import_module(arguments.module).main(arguments))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -28,10 +40,12 @@ def _parser() -> argparse.ArgumentParser:
         description="Train language models through Kubeflow pipelines, here or on a cluster.",
         allow_abbrev=False,
     )
+    parser.set_defaults(command=_call)
     parser.add_argument("--version", action="version", version=f"crosstrain {version('crosstrain')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_run(commands)
     _add_compile(commands)
+    add_all(commands)
     return parser
 
 
@@ -76,9 +90,9 @@ def _run(arguments: argparse.Namespace) -> int:
         arguments.parser.error("the following arguments are required: PIPELINE")
     pipeline = spec.load(arguments.pipeline)
 
-    from crosstrain.pipelines import parameters
+    from crosstrain.pipelines import parameters, run_file
 
-    file_values = parameters.read_run_file(arguments.file) if arguments.file else {}
+    file_values = run_file.read(arguments.file).parameters if arguments.file else {}
     given = parameters.collect(pipeline, file_values, arguments.set)
     out = arguments.out or Path("runs") / f"{pipeline.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     values = parameters.complete(pipeline, given, state=out.absolute() / "state")
@@ -95,10 +109,17 @@ def _add_compile(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("names", metavar="NAME", nargs="*", help="pipeline or component [default: all]")
     parser.add_argument("--check", action="store_true", help="write nothing; status 1 and one line for each stale file")
     parser.add_argument("--out", metavar="DIR", type=Path, help="folder to write into [default: the source tree]")
+    parser.add_argument("--versions", action="store_true", help="print each committed pipeline's `pipelineVersion`")
     parser.set_defaults(command=_compile)
 
 
 def _compile(arguments: argparse.Namespace) -> int:
+    if arguments.versions:
+        from crosstrain.pipelines import kfp_api, spec
+
+        for name in arguments.names or spec.committed():
+            print(kfp_api.version_name(spec.load(name)))
+        return 0
     from crosstrain.pipelines import compile as compiling
 
     root = arguments.out or compiling.source_root()

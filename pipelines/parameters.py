@@ -6,48 +6,19 @@ first, say so.
 """
 
 import copy
-import difflib
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from crosstrain.components.core.config import INPUT, OUTPUT, SOURCE, STATE
 from crosstrain.components.core.step import COMPONENTS, load_config, select_options
+from crosstrain.pipelines.run_file import kind, nearest
 from crosstrain.pipelines.spec import Parameter, Pipeline, Task
-
-RUN_FILE_KEYS = ("name", "experiment", "pipelineVersion", "attempt", "parameters")
-"""What a run file may hold; all but `parameters` say how a cluster files the run."""
 
 MAX_BYTES = 100_000
 """Of all parameters as JSON: a step gets them in one argument, which Linux caps at 128 KiB."""
-
-
-def read_run_file(path: Path) -> dict[str, Any]:
-    """The `parameters` of a run file.
-
-    Raises:
-        ValueError: it is no YAML mapping, or holds an unknown key.
-        FileNotFoundError: there is no such file.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such run file")
-    try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(loaded, dict):
-        raise ValueError(f"{path}: expected a mapping with `parameters`, found {_kind(loaded)}")
-    for key in loaded:
-        if key not in RUN_FILE_KEYS:
-            raise ValueError(f"{path}: unknown key {key!r}; {_nearest(str(key), RUN_FILE_KEYS)}")
-    values = loaded.get("parameters") or {}
-    if not isinstance(values, dict):
-        raise ValueError(f"{path}: parameters: expected a mapping, found {_kind(values)}")
-    return values
 
 
 def collect(pipeline: Pipeline, file_values: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
@@ -91,32 +62,61 @@ def complete(pipeline: Pipeline, given: Mapping[str, Any], state: Path) -> dict[
     Raises:
         ValueError: a required parameter is missing, or a step would refuse its configuration.
     """
+    values = fill(pipeline, given)
+    if values.get("state") == "" and "state" not in given:
+        values["state"] = str(state)
+    for task in _own_tasks(pipeline, values):
+        _make_absolute(task, values)
+    return values
+
+
+def fill(pipeline: Pipeline, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Every parameter's value, defaults filled in, each step's options checked.
+
+    Args:
+        pipeline: What will run.
+        given: As `collect` returns it.
+
+    Raises:
+        ValueError: a required parameter is missing, or a step would refuse its configuration.
+    """
     missing = [parameter for name, parameter in pipeline.parameters.items() if parameter.required and name not in given]
     if missing:
         listed = "; ".join(f"{item.name} ({item.description or item.type_text})" for item in missing)
         raise ValueError(f"{pipeline.name}: not given: {listed}")
     values = {name: copy.deepcopy(given.get(name, item.default)) for name, item in pipeline.parameters.items()}
-    if values.get("state") == "" and "state" not in given:
-        values["state"] = str(state)
-    tasks = [task for task in pipeline.tasks(values) if task.component]
+    tasks = _own_tasks(pipeline, values)
     _check_sections(values.get("config"), {task.component for task in tasks})
     for task in tasks:
         _check_task(task)
-        _make_absolute(task, values)
     if len(json.dumps(values).encode()) > MAX_BYTES:
         raise ValueError(f"the parameters take more than {MAX_BYTES} bytes as JSON; put what is long into a file")
     return values
 
 
+def check_remote(pipeline: Pipeline, given: Mapping[str, Any]) -> None:
+    """Refuse what a run on a cluster would stumble over: all that `fill` refuses, and paths of this machine.
+
+    An absolute path may be a volume that is mounted there, and is let through.
+
+    Raises:
+        ValueError: as said.
+    """
+    values = fill(pipeline, given)
+    for task in _own_tasks(pipeline, values):
+        for location in _locations(task, values):
+            if location and "://" not in location and not location.startswith("/"):
+                raise ValueError(f"{location}: a path of this machine, which no step on a cluster sees; give s3://…")
+
+
+def _own_tasks(pipeline: Pipeline, values: Mapping[str, Any]) -> list[Task]:
+    return [task for task in pipeline.tasks(values) if task.component]
+
+
 def _known(pipeline: Pipeline, name: str) -> Parameter:
     if name not in pipeline.parameters:
-        raise ValueError(f"{pipeline.name}: unknown parameter {name!r}; {_nearest(name, pipeline.parameters)}")
+        raise ValueError(f"{pipeline.name}: unknown parameter {name!r}; {nearest(name, pipeline.parameters)}")
     return pipeline.parameters[name]
-
-
-def _nearest(name: str, known: Collection[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known) or 'none'}"
 
 
 def _typed(parameter: Parameter, value: Any) -> Any:
@@ -198,9 +198,9 @@ def _check_sections(config: Any, components: Collection[str]) -> None:
         return
     for name in config:
         if name not in components:
-            raise ValueError(f"config: no step of this pipeline is {name!r}; {_nearest(str(name), sorted(components))}")
+            raise ValueError(f"config: no step of this pipeline is {name!r}; {nearest(str(name), sorted(components))}")
         if not isinstance(config[name], dict):
-            raise ValueError(f"config.{name}: expected a mapping of option to value, found {_kind(config[name])}")
+            raise ValueError(f"config.{name}: expected a mapping of option to value, found {kind(config[name])}")
 
 
 def _check_task(task: Task) -> None:
@@ -223,22 +223,30 @@ def _check_task(task: Task) -> None:
 
 def _make_absolute(task: Task, values: dict[str, Any]) -> None:
     """Make the local paths absolute that this step reads or keeps its state in."""
-    config = load_config(task.component)
-    roles = {*config.uris(INPUT), *config.uris(SOURCE), *config.uris(STATE)}
-    locations = [name for name in config.model_fields if name in roles or name.endswith("_uri")]
     section = (values.get("config") or {}).get(task.component, {})
-    for name in locations:
+    for name in _location_fields(task):
         if name in task.bindings:
             values[task.bindings[name]] = _absolute(values[task.bindings[name]])
         if name in section:
             section[name] = _absolute(section[name])
 
 
+def _locations(task: Task, values: Mapping[str, Any]) -> Iterator[str]:
+    """Where this step reads from or keeps its state, as far as the run says."""
+    section = (values.get("config") or {}).get(task.component, {})
+    for name in _location_fields(task):
+        found = section[name] if name in section else values[task.bindings[name]] if name in task.bindings else ""
+        if isinstance(found, str):
+            yield found
+
+
+def _location_fields(task: Task) -> list[str]:
+    config = load_config(task.component)
+    roles = {*config.uris(INPUT), *config.uris(SOURCE), *config.uris(STATE)}
+    return [name for name in config.model_fields if name in roles or name.endswith("_uri")]
+
+
 def _absolute(location: Any) -> Any:
     if not isinstance(location, str) or not location or "://" in location:
         return location
     return str(Path(location).expanduser().absolute())
-
-
-def _kind(value: Any) -> str:
-    return "nothing" if value is None else type(value).__name__

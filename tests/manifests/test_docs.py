@@ -15,7 +15,7 @@ from botocore.model import OperationModel, Shape
 
 from crosstrain.components.core.cost import load_prices
 from crosstrain.components.core.launch.job import RunOn
-from crosstrain.pipelines import parameters, spec
+from crosstrain.pipelines import parameters, run_file, spec
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "hyperpod.md"
@@ -166,7 +166,7 @@ def test_the_price_example_is_a_price_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted(RUNS.glob("*.yaml")), ids=lambda path: path.name)
 def test_run_files_fit_the_pipeline_and_the_cluster(path: Path, build: Build) -> None:
-    values = parameters.collect(spec.load("pretrain_finetune"), parameters.read_run_file(path), [])
+    values = parameters.collect(spec.load("pretrain_finetune"), run_file.read(path).parameters, [])
     objects = build(ROOT / "manifests" / "overlays" / "hyperpod")
     names = {kind: {made["metadata"]["name"] for made in objects if made["kind"] == kind} for kind in (
         "LocalQueue", "WorkloadPriorityClass", "ServiceAccount", "PersistentVolumeClaim",

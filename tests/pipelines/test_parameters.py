@@ -137,27 +137,6 @@ def test_what_does_not_fit_one_argument_is_refused(words: spec.Pipeline) -> None
         complete(words, text="a" * 100_000)
 
 
-def test_a_run_file_is_read_strictly(tmp_path: Path) -> None:
-    path = tmp_path / "run.yaml"
-    path.write_text("name: a\nexperiment: b\npipelineVersion: c\nattempt: 1\nparameters: {text: d}\n")
-    assert parameters.read_run_file(path) == {"text": "d"}
-    path.write_text("name: a\n")
-    assert parameters.read_run_file(path) == {}
-    for text, message in {
-        "paramters: {}": "unknown key 'paramters'; did you mean 'parameters'?",
-        "parameters: [1]": "parameters: expected a mapping, found list",
-        "- 1": "expected a mapping with `parameters`, found list",
-        "": "found nothing",
-        "a: [": "not YAML",
-    }.items():
-        path.write_text(text)
-        with pytest.raises(ValueError) as caught:
-            parameters.read_run_file(path)
-        assert message in str(caught.value) and str(path) in str(caught.value)
-    with pytest.raises(FileNotFoundError, match="no such run file"):
-        parameters.read_run_file(tmp_path / "none.yaml")
-
-
 def test_the_tasks_of_a_pipeline_are_known_without_running_it(words: spec.Pipeline, crossing: spec.Pipeline) -> None:
     tasks = {task.name: task for task in words.tasks({"text": "a", "mode": "good"})}
     assert list(tasks) == ["make", "use", "use-2"]  # in an order in which they can run, branches included
