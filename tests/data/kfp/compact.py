@@ -1,4 +1,4 @@
-"""Make v2beta1.json from KFP's OpenAPI document: `python compact.py kfp_api_single_file.swagger.json`.
+"""Make v2beta1.json from KFP's OpenAPI document: `python compact.py SWAGGER.json`.
 
 Kept is what decides whether a request or an answer is valid; descriptions, tags and titles are dropped.
 """
