@@ -95,14 +95,14 @@ def test_memory_is_bounded_for_a_document_of_200_mb(tmp_path, take, plain_tokeni
             stream.write(words)
         stream.write('"}\n' if name == "a.jsonl" else "")
     code = (
-        "import resource, sys\n"
+        "from crosstrain.components.core.telemetry import peak_rss_bytes\n"
         "from crosstrain.components.core.step import execute, load_config\n"
         f"corpus = dict(source={str(folder)!r}, output={str(tmp_path / 'corpus')!r})\n"
         "execute('import_data', load_config('import_data').decode(corpus))\n"
         f"values = dict(corpus={str(tmp_path / 'corpus')!r}, output={str(tmp_path / 'out')!r},"
         f" tokenizer_uri={str(plain_tokenizer)!r}, workers=1)\n"
         "facts = execute('tokenize', load_config('tokenize').decode(values)).artifact.facts\n"
-        "print(facts.text_bytes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)\n"
+        "print(facts.text_bytes, peak_rss_bytes())\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     text_bytes, peak = (int(number) for number in done.stdout.split())
