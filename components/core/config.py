@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -67,6 +67,9 @@ class Config(BaseModel):
         )
 
 
+AnyConfig = TypeVar("AnyConfig", bound=Config)
+
+
 def _role(info: FieldInfo) -> str:
     extra = info.json_schema_extra
     return str(extra.get("role", "")) if isinstance(extra, dict) else ""
@@ -89,7 +92,7 @@ def _explain(error: ValidationError, where: str, model: type[BaseModel]) -> str:
     return f"{where}: " + "; ".join(faults)
 
 
-def parse_arguments(config: type[Config], program: str, argv: Sequence[str] | None = None) -> Config:
+def parse_arguments(config: type[AnyConfig], program: str, argv: Sequence[str] | None = None) -> AnyConfig:
     """Read a component's configuration from the command line.
 
     `--config` (a YAML or JSON file, or JSON itself) gives values that single options override. Unknown options end
