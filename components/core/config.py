@@ -116,7 +116,10 @@ def parse_arguments(config: type[AnyConfig], program: str, argv: Sequence[str] |
     values: dict[str, Any] = {}
     if path := given.pop("config", None):
         inline = path.lstrip().startswith("{")
-        loaded = json.loads(path) if inline else yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        try:
+            loaded = json.loads(path) if inline else yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise ValueError(f"--config {path}: not YAML or JSON: {' '.join(str(error).split())}") from None
         if not isinstance(loaded, dict):
             raise ValueError(f"{path}: expected a mapping of option to value, found {type(loaded).__name__}")
         values = loaded

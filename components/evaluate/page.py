@@ -181,7 +181,7 @@ def _documents(sets: Sets) -> Markup:
         better = sum(x > 0 for x in differences)
         axis = Axis("improvement of one document (nats/token)", (Reference("equal", 0.0, FIRST),))
         chart = histogram(differences, axis, Axis("documents"), f"{name}: improvement by document")
-        share = f"{better} of {len(differences)} documents ({better / len(differences):.0%})"
+        share = f"{better} of {len(differences)} documents ({better / len(differences):.1%})"
         parts.append(report.figure(chart, f"{name}: the candidate is better on {share}."))
     return report.section("Differences by document", report.grid(parts))
 

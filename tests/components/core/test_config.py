@@ -103,6 +103,14 @@ def test_configuration_file_must_be_a_mapping(tmp_path):
         parse_arguments(Example, "example", ["--config", str(file)])
 
 
+@pytest.mark.parametrize("content", [b"steps: 'abc", b"\xff\xfe", b"a: b: c"])
+def test_a_file_that_cannot_be_read_is_named_in_one_line(tmp_path, content):
+    (tmp_path / "options.yaml").write_bytes(content)
+    with pytest.raises(ValueError, match=r"--config \S+options\.yaml: not YAML or JSON: ") as caught:
+        parse_arguments(Example, "example", ["--config", str(tmp_path / "options.yaml")])
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("component", COMPONENTS)
 def test_help_shows_every_option_with_text_and_default(component, capsys):
     config = load_config(component)
