@@ -31,7 +31,7 @@ DOCUMENTS = ["first text", "second\n\nwith a blank line", "naïve 日本", "last
 
 
 def pack(data: bytes) -> bytes:
-    """gzip without the time of day, so that every test worker collects the same parameters."""
+    """Gzip without the time of day, so that every test worker collects the same parameters."""
     return gzip.compress(data, mtime=0)
 
 
