@@ -34,6 +34,9 @@ if how == "kill" and rank == 1:
     os.kill(os.getpid(), 9)
 if how in ("fail", "kill", "hang"):
     dist.barrier() if how != "hang" else time.sleep(600)
+dist.barrier()
+dist.destroy_process_group()
+os._exit(0)  # an interpreter that ends while gloo's threads do may be aborted by them
 """
 
 
