@@ -2,10 +2,21 @@
 
 import inspect
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from crosstrain.components.core.config import INPUT, OUTPUT, STATE, Config, default_text, describe, type_text
+from crosstrain.components.core.config import (
+    FILLED,
+    INPUT,
+    OUTPUT,
+    STATE,
+    Config,
+    default_text,
+    describe,
+    plain_type,
+    role,
+    type_text,
+)
 from crosstrain.components.core.step import load_config
 from crosstrain.components.images import VERSION
 from crosstrain.pipelines import spec
@@ -41,7 +52,7 @@ def render(name: str, face: Any, compiled: bytes) -> str:
         _section(
             "Further options, in `config`",
             ("name", "type", "default", "description"),
-            [_option(config, field) for field in options],
+            [row for field in options for row in _option(config, field)],
         ),
         "## Use",
         _use_in_pipeline(name, inputs, parameters, next(iter(outputs))),
@@ -90,10 +101,16 @@ def _parameters(parameters: dict[str, spec.Parameter], config: type[Config]) -> 
     return rows
 
 
-def _option(config: type[Config], name: str) -> Sequence[str]:
+def _option(config: type[Config], name: str, within: str = "") -> Iterator[Sequence[str]]:
+    """An option's row, and below it those of the options inside it."""
     field = config.model_fields[name]
     default = default_text(field).removeprefix("default: ")
-    return f"`{name}`", type_text(field), default if default == "required" else f"`{default}`", describe(field)
+    yield f"`{within}{name}`", type_text(field), default if default == "required" else f"`{default}`", describe(field)
+    kind = plain_type(field)
+    if isinstance(kind, type) and issubclass(kind, Config):
+        for inner, info in kind.model_fields.items():
+            if role(info) != FILLED:
+                yield from _option(kind, inner, f"{within}{name}.")
 
 
 def _section(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

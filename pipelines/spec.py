@@ -27,6 +27,8 @@ _TYPES = {
     "STRUCT": "mapping",
     "LIST": "list",
 }
+_FILLED = {"TASK_CONFIG", "TASK_FINAL_STATUS"}
+"""Types of parameters that KFP fills by itself, and nobody else may."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,7 @@ def parse(data: bytes, where: str) -> Pipeline:
             description=" ".join(definition.get("description", "").split()),
         )
         for name, definition in definitions.items()
+        if definition["parameterType"] not in _FILLED
     }
     info = document["pipelineInfo"]
     return Pipeline(

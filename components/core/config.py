@@ -23,6 +23,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 INPUT, OUTPUT, SOURCE, STATE, RUNTIME = "input artifact", "output artifact", "source", "state", "runtime"
+FILLED = "filled"
+"""Role of a field inside another that the program's surroundings fill, and no user."""
 
 InputURI = Annotated[str, Field(json_schema_extra={"role": INPUT})]
 OutputURI = Annotated[str, Field(json_schema_extra={"role": OUTPUT})]
@@ -56,21 +58,22 @@ class Config(BaseModel):
             raise ValueError(_explain(error, where, cls)) from None
 
     @classmethod
-    def uris(cls, role: str) -> list[str]:
+    def uris(cls, wanted: str) -> list[str]:
         """Names of the fields with a role: INPUT, OUTPUT, SOURCE, STATE or RUNTIME."""
-        return [name for name, info in cls.model_fields.items() if _role(info) == role]
+        return [name for name, info in cls.model_fields.items() if role(info) == wanted]
 
     def options(self) -> dict[str, Any]:
         """Every field without a role, as JSON values: what a manifest records."""
         return self.model_dump(
-            mode="json", exclude={name for name, info in type(self).model_fields.items() if _role(info)}
+            mode="json", exclude={name for name, info in type(self).model_fields.items() if role(info)}
         )
 
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 
-def _role(info: FieldInfo) -> str:
+def role(info: FieldInfo) -> str:
+    """What a field is beside an option: INPUT, OUTPUT, SOURCE, STATE, RUNTIME or FILLED; empty: an option."""
     extra = info.json_schema_extra
     return str(extra.get("role", "")) if isinstance(extra, dict) else ""
 
@@ -175,4 +178,5 @@ def default_text(info: FieldInfo) -> str:
     if info.is_required():
         return "required"
     default = info.get_default(call_default_factory=True)
-    return f"default: {json.dumps(default) if not isinstance(default, BaseModel) else default.model_dump_json()}"
+    text = default.model_dump_json(exclude_defaults=True) if isinstance(default, BaseModel) else json.dumps(default)
+    return f"default: {text}"

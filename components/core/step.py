@@ -46,6 +46,8 @@ class Result:
     html: str = ""
     """A self-contained page, for components with an HTML output."""
     markdown: str = ""
+    job: dict[str, Any] = field(default_factory=dict)
+    """Where a job did the work: how it went, the ranks' own record, and what it cost."""
 
 
 def load_config(component: str) -> type[Config]:
@@ -86,6 +88,7 @@ def execute(component: str, config: Config) -> Result:
         "metrics": finite(result.metrics),
         "html": result.html,
         "markdown": result.markdown,
+        **({"job": result.job} if result.job else {}),
     }
     result.artifact.store.write(RECORD_NAME, json.dumps(record, indent=2, sort_keys=True).encode())
     return result
@@ -113,7 +116,7 @@ def _finished(component: str, config: Config) -> Result | None:
         record = json.loads(artifact.store.read(RECORD_NAME))
     except FileNotFoundError:
         return None  # killed between manifest and record: the work is repeated
-    return Result(artifact, record["metrics"], record["html"], record["markdown"])
+    return Result(artifact, record["metrics"], record["html"], record["markdown"], record.get("job", {}))
 
 
 def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
@@ -143,6 +146,7 @@ def run_step(
     output: Any,
     config: Mapping[str, Any],
     options: Mapping[str, Any] | None = None,
+    task_config: Any = None,
     metrics: Any = None,
     html: Any = None,
     markdown: Any = None,
@@ -156,6 +160,7 @@ def run_step(
         config: Further options, which win over `options`: this component's own mapping of field to value, or
             the pipeline-wide mapping of component to such mappings.
         options: Options that the face has as parameters.
+        task_config: KFP's TaskConfig with what the user set on the task, for components that launch jobs.
         metrics: KFP output artifact of this type, where the face has one.
         html: Likewise.
         markdown: Likewise.
@@ -168,6 +173,8 @@ def run_step(
             **select_options(component, config, given=options or {}),
             **{name: artifact.uri + DATA_SUFFIX for name, artifact in inputs.items() if artifact is not None},
         }
+        if task_config is not None:
+            values["run_on"] = _with_task(values.get("run_on") or {}, task_config)
         config_class = load_config(component)
         (output_field,) = config_class.uris(OUTPUT)
         values[output_field] = output.uri + DATA_SUFFIX
@@ -179,6 +186,14 @@ def run_step(
     _publish(result, output, metrics, html, markdown)
     telemetry.emit("done", uri=result.artifact.uri, metrics=finite(result.metrics))
     return result
+
+
+def _with_task(run_on: Mapping[str, Any], task_config: Any) -> dict[str, Any]:
+    """`run_on` with the settings of the KFP task that were made."""
+    made = {name: value for name, value in vars(task_config).items() if value}
+    if made and run_on.get("task_config"):
+        raise ValueError("run_on.task_config is filled from the KFP task's own settings; leave it out")
+    return {**run_on, "task_config": made} if made else dict(run_on)
 
 
 def select_options(component: str, config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from crosstrain.components.core.config import (
     PositiveInt,
     StateURI,
 )
+from crosstrain.components.core.launch.job import RunOn
+from crosstrain.components.core.launch.own_job import Placement
 from crosstrain.components.core.training_config import TrainingOptions
 
 
@@ -64,3 +66,6 @@ class Config(TrainingOptions):
     """Optimizer steps of linear warm-up."""
     weight_decay: NonNegativeFloat = 0.0
     """AdamW's weight decay on the factors."""
+    run_on: Placement = RunOn()
+    """Where the training runs: in this process, or as a job of several processes or nodes (target, instance_type,
+    nodes, queue, priority, volumes, …). No part of what the work is."""

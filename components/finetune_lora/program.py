@@ -9,11 +9,13 @@ import logging
 
 import torch
 
+from crosstrain.components import images
 from crosstrain.components.core import model as models
 from crosstrain.components.core.artifact import Artifact, ArtifactWriter
 from crosstrain.components.core.checkpoint import Checkpoints, run_key
 from crosstrain.components.core.data import BatchPlan, ShardDataset
 from crosstrain.components.core.device import choose_device, require_one_process
+from crosstrain.components.core.launch.run_job import run_as_job
 from crosstrain.components.core.manifest import AdapterFacts, ModelFacts
 from crosstrain.components.core.precision import choose
 from crosstrain.components.core.reproducible import reproducible
@@ -47,7 +49,10 @@ def run(config: Config) -> Result:
             the trained adapter is not what was asked for.
         Diverged: the loss went wrong; the last good checkpoint stands.
         InterruptedError: SIGTERM; a checkpoint was saved.
+        JobFailed: `run_on` wants a job, and it did not succeed.
     """
+    if (launched := run_as_job(COMPONENT, config, images.GPU, config.steps)) is not None:
+        return launched
     base, data = Artifact.open(config.model, "model"), Artifact.open(config.data)
     dataset, validation = _data(base, data, config)
     require_one_process()

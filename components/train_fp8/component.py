@@ -4,12 +4,20 @@ from kfp import dsl
 
 from crosstrain.components import images
 
+BOTH = (dsl.TaskConfigField.ENV, dsl.TaskConfigField.KUBERNETES_VOLUMES)
+"""Settings of the task that the step's own pod gets too; all of them go to the job that it launches."""
 
-@dsl.component(base_image=images.GPU, install_kfp_package=False)
+
+@dsl.component(
+    base_image=images.GPU,
+    install_kfp_package=False,
+    task_config_passthroughs=[dsl.TaskConfigPassthrough(one, one in BOTH) for one in dsl.TaskConfigField],
+)
 def train_fp8(
     shards: dsl.Input[dsl.Dataset],
     model: dsl.Output[dsl.Model],
     metrics: dsl.Output[dsl.Metrics],
+    task_config: dsl.TaskConfig,
     preset: str = "tiny",
     precision: str = "fp8",
     steps: int = 200,
@@ -24,6 +32,7 @@ def train_fp8(
         model: The trained model: a plain Hugging Face folder.
         metrics: train_loss, validation_loss (nats a token), perplexity, parameters, tokens_seen, peak_rss_bytes
             and the throughput.
+        task_config: Filled by KFP: what is set on the task (resources, tolerations, …), for the job it launches.
         preset: Model size: tiny, 125m, 350m, 1b, 3b, 8b; any other Llama: config.model_config_json.
         precision: fp8, bf16 or fp32. On a CPU fp8 is emulated, and every report says so.
         steps: Optimizer steps.
@@ -38,6 +47,7 @@ def train_fp8(
         inputs={"shards": shards},
         output=model,
         metrics=metrics,
+        task_config=task_config,
         config=config,
         options={"preset": preset, "precision": precision, "steps": steps, "seed": seed, "state": state},
     )

@@ -3,6 +3,8 @@
 from typing import Literal
 
 from crosstrain.components.core.config import InputURI, NonNegativeInt, OutputURI, PositiveInt, StateURI
+from crosstrain.components.core.launch.job import RunOn
+from crosstrain.components.core.launch.own_job import Placement
 from crosstrain.components.core.precision.base import PrecisionName, RecipeName
 from crosstrain.components.core.presets import PresetName
 from crosstrain.components.core.training_config import TrainingOptions
@@ -38,3 +40,6 @@ class Config(TrainingOptions):
     """Where to train; auto: the first GPU, else the CPU."""
     save_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the saved weights; float32 saves the trained ones exactly."""
+    run_on: Placement = RunOn()
+    """Where the training runs: in this process, or as a job of several processes or nodes (target, instance_type,
+    nodes, queue, priority, volumes, …). No part of what the work is."""

@@ -11,11 +11,13 @@ import os
 
 import torch
 
+from crosstrain.components import images
 from crosstrain.components.core import model as models
 from crosstrain.components.core.artifact import Artifact, ArtifactWriter
 from crosstrain.components.core.checkpoint import Checkpoints, run_key
 from crosstrain.components.core.data import BatchPlan, ShardDataset
 from crosstrain.components.core.device import choose_device, require_one_process
+from crosstrain.components.core.launch.run_job import run_as_job
 from crosstrain.components.core.precision import Precision, choose
 from crosstrain.components.core.presets import read_shape
 from crosstrain.components.core.reproducible import reproducible
@@ -40,7 +42,10 @@ def run(config: Config) -> Result:
         ValueError, FileNotFoundError, PermissionError: an input, option or place does not do; before training.
         Diverged: the loss went wrong and could not be recovered; the last good checkpoint stands.
         InterruptedError: SIGTERM; a checkpoint was saved.
+        JobFailed: `run_on` wants a job, and it did not succeed.
     """
+    if (launched := run_as_job(COMPONENT, config, images.GPU, config.steps)) is not None:
+        return launched
     shards = Artifact.open(config.shards, "shards")
     facts = shards.facts
     dataset, validation = ShardDataset(shards, "train"), ShardDataset(shards, "validation")

@@ -7,11 +7,12 @@ settings a user made on the task, `Job` is one program to run there, `JobResult`
 import hashlib
 import re
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from crosstrain.components.core.config import Config, NonNegativeInt, PositiveInt
+from crosstrain.components.core.config import FILLED, Config, NonNegativeInt, PositiveInt
+from crosstrain.components.core.cost import Price
 
 Target = Literal["local", "hyperpod", "trainjob", "pytorchjob"]
 
@@ -67,6 +68,7 @@ class Topology(Config):
     level: str
     """Node label that they shall share: `topology.k8s.aws/network-node-layer-3`."""
     mode: Literal["required", "preferred"] = "preferred"
+    """required: wait for such nodes; preferred: take others when there are none."""
 
 
 class Timeouts(Config):
@@ -100,6 +102,11 @@ class TaskConfig(Config):
     volumes: tuple[dict[str, Any], ...] | None = None
     volume_mounts: tuple[dict[str, Any], ...] | None = Field(default=None, alias="volumeMounts")
     resources: dict[str, Any] | None = None
+
+    def placement(self) -> list[str]:
+        """Names of the settings that a step's own pod is not given, because KFP hands them on to a job."""
+        names = ("resources", "tolerations", "node_selector", "affinity")
+        return [name for name in names if getattr(self, name)]
 
 
 class RunOn(Config):
@@ -155,7 +162,9 @@ class RunOn(Config):
     """How long a finished job's object, status and logs stay."""
     timeouts: Timeouts = Timeouts()
     """Limits in seconds."""
-    task_config: TaskConfig = TaskConfig()
+    prices: dict[str, Price] = Field(default_factory=dict)
+    """Prices by instance type, over the packaged ones: {usd_per_hour, source, date}; what the cost is counted with."""
+    task_config: Annotated[TaskConfig, Field(json_schema_extra={"role": FILLED})] = TaskConfig()
     """Filled by KFP from the task's own settings; not for hand-writing."""
 
     @field_validator("env", "secrets")

@@ -9,12 +9,17 @@ from typing import Annotated
 
 from pydantic import Field
 
+from crosstrain.components import images
 from crosstrain.components.core.config import OUTPUT, RUNTIME, Config
+from crosstrain.components.core.launch.instances import load_instances
 from crosstrain.components.core.launch.job import Job, RunOn
 from crosstrain.components.core.launch.plan import processes_per_node
 
 Placement = Annotated[RunOn, Field(json_schema_extra={"role": RUNTIME})]
 """Type of a component's field `run_on`."""
+
+NEURON_RESOURCES = "aws.amazon.com/neuron"
+"""How the resources of Trainium's device plugin begin."""
 
 
 def own_job(component: str, config: Config, image: str, steps: int = 0) -> Job | None:
@@ -23,11 +28,11 @@ def own_job(component: str, config: Config, image: str, steps: int = 0) -> Job |
     Args:
         component: Folder name: "train_fp8".
         config: Its configuration, with a field `run_on` of type Placement.
-        image: Container image for a `run_on` without one.
+        image: Container image for a `run_on` without one, on nodes without NeuronCores.
         steps: Training steps it will report, for hang detection.
 
     Raises:
-        ValueError: `run_on` names an unknown instance type.
+        ValueError: `run_on` names an unknown instance type, or the KFP task has settings and nothing to apply them to.
     """
     run_on: RunOn = getattr(config, "run_on")  # noqa: B009, the base class has no such field
     (output,) = (getattr(config, name) for name in config.uris(OUTPUT))
@@ -38,7 +43,22 @@ def own_job(component: str, config: Config, image: str, steps: int = 0) -> Job |
         module=f"crosstrain.components.{component}",
         arguments=("--config", json.dumps(values, sort_keys=True)),
         run_on=run_on,
-        image=image,
+        image=images.NEURON if _on_neuron(run_on) else image,
         steps=steps,
     )
-    return None if run_on.target == "local" and processes_per_node(job) == 1 else job
+    if run_on.target != "local":
+        return job
+    if unused := run_on.task_config.placement():
+        raise ValueError(
+            f"run_on.target: local trains in the step's own pod, which KFP gives none of the task's settings "
+            f"({', '.join(unused)}): they go to the job that the step launches; choose trainjob, hyperpod or "
+            "pytorchjob (nodes: 1 is enough), or take them off the task"
+        )
+    return None if processes_per_node(job) == 1 else job
+
+
+def _on_neuron(run_on: RunOn) -> bool:
+    if not run_on.instance_type:
+        return False
+    instance = load_instances(run_on.instances_file).find(run_on.instance_type)
+    return any(name.startswith(NEURON_RESOURCES) for name in instance.devices)
