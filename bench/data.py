@@ -214,7 +214,8 @@ def main() -> None:
     report(what="machine", **machine(), versions=versions(PACKAGES), commit=commit, quick=given.quick)
     workers = len(os.sched_getaffinity(0))
     try:
-        corpus = prepare(work, given.megabytes, given.tokenizer or find_tokenizer())
+        if {"tokenize", "read"} & set(parts):
+            corpus = prepare(work, given.megabytes, given.tokenizer or find_tokenizer())
         if "tokenize" in parts:
             bench_tokenize(work, corpus, (10 if given.quick else 1_000) * 1_000_000, 3, workers)
         if "read" in parts:

@@ -4,14 +4,14 @@ Repeating, renewing credentials and naming errors is the connection's part; here
 the position, and the version that was opened, so that two versions of an object are never mixed.
 """
 
-import io
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from minio import Minio
 from minio.error import S3Error
 from urllib3.exceptions import ProtocolError
+
+from crosstrain.components.core.storage import RangeStream
 
 RECEIVED_BYTES = 1 << 20
 """Bytes taken from the connection at a time: what is received again, at most, after a cut."""
@@ -21,7 +21,7 @@ WHOLE_BYTES = 4 << 20
 """Bytes that are taken at once where all of a stream is wanted."""
 
 
-class ObjectStream(io.RawIOBase):
+class ObjectStream(RangeStream):
     """An object's bytes [offset, offset + length) as a file; a cut connection is taken up where it broke."""
 
     def __init__(
@@ -34,8 +34,9 @@ class ObjectStream(io.RawIOBase):
         length: int | None = None,
         etag: str = "",
     ) -> None:
+        super().__init__()
         self._bucket, self._name, self._uri, self._call = bucket, name, uri, call
-        self._offset, self._position = offset, 0
+        self._offset = offset
         self._wanted = length
         self._response: Any = None
         self.etag = etag
@@ -46,46 +47,31 @@ class ObjectStream(io.RawIOBase):
 
     @property
     def size(self) -> int:
-        """Bytes in the stream."""
         left = max(self.total - self._offset, 0)
         return left if self._wanted is None else min(self._wanted, left)
 
-    def readable(self) -> bool:
-        return True
+    def fill(self, view: memoryview) -> int:
+        block = self._block(min(len(view), RECEIVED_BYTES))
+        view[: len(block)] = block
+        return len(block)
 
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self.size}[whence]
-        target = max(base + offset, 0)
-        if target != self._position:
-            self._drop()
-            self._position = target
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer)[: min(max(self.size - self._position, 0), RECEIVED_BYTES)]
-        if not view:
-            return 0
-        count: int = self._call(lambda client: self._receive(client, view))
-        self._position += count
-        return count
+    def blocks(self) -> Iterator[bytes]:
+        """What is left of the stream, as it was received: without a copy."""
+        while (left := self.size - self._position) > 0:
+            block = self._block(min(left, RECEIVED_BYTES))
+            self._position += len(block)
+            yield block
 
     def readall(self) -> bytes:
-        left = self.size - self._position
-        if 0 < left <= WHOLE_BYTES:
-            whole: bytes = self._call(lambda client: self._receive_whole(client, left))
-            self._position += left
-            return whole
-        data = bytearray(max(self.size - self._position, 0))
-        view, filled = memoryview(data), 0
-        while filled < len(data):
-            filled += self.readinto(view[filled:])
-        return bytes(data)
+        left = max(self.size - self._position, 0)
+        if left > WHOLE_BYTES:
+            return b"".join(self.blocks())
+        block: bytes = self._call(lambda client: self._receive(client, left, all_of_it=True)) if left else b""
+        self._position += left
+        return block
+
+    def moved(self) -> None:
+        self._drop()
 
     def close(self) -> None:
         self._drop()
@@ -116,27 +102,19 @@ class ObjectStream(io.RawIOBase):
         whole = self._response.headers.get("Content-Range", "").rpartition("/")[2]
         self.total = int(whole or self._response.headers["Content-Length"])
 
-    def _receive_whole(self, client: Minio, left: int) -> bytes:
-        """All that is left, without a copy; after a cut all of it again."""
-        try:
-            if self._response is None:
-                self._request(client)
-            data = bytes(self._response.read())
-            if len(data) != left:
-                raise ProtocolError("the stream ended early")
-        except BaseException:
-            self._drop()
-            raise
-        return data
+    def _block(self, wanted: int) -> bytes:
+        block: bytes = self._call(lambda client: self._receive(client, wanted))
+        return block
 
-    def _receive(self, client: Minio, view: memoryview) -> int:
+    def _receive(self, client: Minio, wanted: int, all_of_it: bool = False) -> bytes:
+        """Up to `wanted` bytes from the position on, at least one; `all_of_it`: after a cut all of them again."""
         try:
             if self._response is None:
                 self._request(client)
-            count = int(self._response.readinto(view))
-            if count == 0:
+            block = bytes(self._response.read(wanted))
+            if not block or (all_of_it and len(block) < wanted):
                 raise ProtocolError("the stream ended early")
         except BaseException:
             self._drop()
             raise
-        return count
+        return block

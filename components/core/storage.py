@@ -60,8 +60,8 @@ class Store(ABC):
         """Store a local file, in parts when large, checksummed on the way and hashed in the same pass."""
 
     @abstractmethod
-    def download(self, key: str, path: Path) -> Entry:
-        """Fetch an object into a local file, which appears only when whole; hashed in the same pass."""
+    def download(self, key: str, path: Path, hashed: bool = True) -> Entry:
+        """Fetch an object into a local file, which appears only when whole; `hashed` in the same pass."""
 
     @abstractmethod
     def digest(self, key: str) -> Entry:
@@ -195,6 +195,49 @@ def place(
         Path(name).unlink(missing_ok=True)
 
 
+class RangeStream(io.RawIOBase):
+    """Some bytes as a seekable file; who derives from it reads them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._position = 0
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Bytes in the stream."""
+
+    @abstractmethod
+    def fill(self, view: memoryview) -> int:
+        """Read at least one byte from `tell()` on into `view`, which is not empty and ends within the stream."""
+
+    def moved(self) -> None:
+        """Called when the position was changed by `seek`."""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self.size}[whence]
+        target = max(base + offset, 0)
+        if target != self._position:
+            self._position = target
+            self.moved()
+        return target
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        view = memoryview(buffer)[: max(self.size - self._position, 0)]
+        count = self.fill(view) if view else 0
+        self._position += count
+        return count
+
+
 class LocalStore(Store):
     """A folder with a Store's manners: an object appears by rename, so half-written ones do not exist."""
 
@@ -217,8 +260,8 @@ class LocalStore(Store):
     def upload(self, path: Path, key: str) -> Entry:
         return _copy(path, self._path(key), lambda: self.stat(key))
 
-    def download(self, key: str, path: Path) -> Entry:
-        return _copy(self._path(key), path, lambda: self.stat(key))
+    def download(self, key: str, path: Path, hashed: bool = True) -> Entry:
+        return _copy(self._path(key), path, lambda: self.stat(key), hashed)
 
     def digest(self, key: str) -> Entry:
         with self._path(key).open("rb") as stream:
@@ -287,52 +330,39 @@ class LocalStore(Store):
         return self._path(key) if key else self.folder
 
 
-class _Window(io.RawIOBase):
+class _Window(RangeStream):
     """The bytes [offset, offset + length) of a file, as a file of their own; owns the file."""
 
     def __init__(self, file: BinaryIO, offset: int, length: int | None) -> None:
+        super().__init__()
         size = os.fstat(file.fileno()).st_size
         self._file, self._offset = file, min(offset, size)
         self._size = size - self._offset if length is None else min(length, size - self._offset)
-        self.seek(0)
 
-    def readable(self) -> bool:
-        return True
+    @property
+    def size(self) -> int:
+        return self._size
 
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: getattr(self, "_position", 0), os.SEEK_END: self._size}[whence]
-        self._position = max(base + offset, 0)
-        self._file.seek(self._offset + self._position)
-        return self._position
-
-    def readinto(self, buffer: "memoryview") -> int:  # type: ignore[override]
-        view = memoryview(buffer)[: max(self._size - self._position, 0)]
-        count = self._file.readinto(view)  # type: ignore[attr-defined]
-        self._position += count
-        return int(count)
+    def fill(self, view: memoryview) -> int:
+        return os.preadv(self._file.fileno(), [view], self._offset + self.tell())
 
     def close(self) -> None:
         self._file.close()
         super().close()
 
 
-def _copy(source: Path, target: Path, stat: Callable[[], Entry]) -> Entry:
+def _copy(source: Path, target: Path, stat: Callable[[], Entry], hashed: bool = True) -> Entry:
     digest = hashlib.sha256()
     with source.open("rb") as stream:
 
         def fill(out: BinaryIO) -> None:
             while block := stream.read(_BLOCK_BYTES):
-                digest.update(block)
+                if hashed:
+                    digest.update(block)
                 out.write(block)
 
         place(target, fill)
-    return _hashed(stat(), digest.hexdigest())
+    return _hashed(stat(), digest.hexdigest() if hashed else "")
 
 
 def _hashed(entry: Entry, sha256: str) -> Entry:

@@ -75,12 +75,12 @@ def _copy_from_artifact(artifact: Artifact, folder: Path) -> None:
 def _copy_from_prefix(uri: str, folder: Path) -> None:
     if uri.endswith(".json"):
         parent, slash, name = uri.rpartition("/")
-        open_store(parent or slash or ".").download(name, folder / TOKENIZER_FILE)
+        open_store(parent or slash or ".").download(name, folder / TOKENIZER_FILE, hashed=False)
         return
     store = open_store(uri)
     for name in FILES:
         if store.exists(name):
-            store.download(name, folder / name)
+            store.download(name, folder / name, hashed=False)
     if not (folder / TOKENIZER_FILE).is_file():
         raise FileNotFoundError(
             f"{uri}: no {TOKENIZER_FILE} here; save it with transformers: "

@@ -170,6 +170,10 @@ def test_a_server_that_is_not_there_is_told_soon(s3_uri: str, monkeypatch: pytes
 def test_sizes_of_parts() -> None:
     gib, tib = 1 << 30, 1 << 40
     assert part_size(0) == part_size(5 * gib) == part_size(156 * gib) == 16 << 20
+    for size in (5 * 10**9 + 1, 5 * gib + 1, 50 * 10**9 + 1, 50 * gib + 1):  # more than one request may carry
+        parts = -(-size // part_size(size))
+        assert 1 < parts <= 10_000
+        assert 5 << 20 <= part_size(size) <= 5 * gib
     for size in (157 * gib, tib, 5 * tib, 5 * tib - 1):
         assert part_size(size) % (1 << 20) == 0
         assert -(-size // part_size(size)) <= 10_000

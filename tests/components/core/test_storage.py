@@ -5,6 +5,7 @@ import os
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,8 @@ def test_upload_and_download_keep_and_hash_every_byte(
     assert store.stat("folder/object") == Entry("folder/object", size, stored.etag)
     assert store.download("folder/object", target) == stored
     assert target.read_bytes() == data
+    assert store.download("folder/object", tmp_path / "unhashed", hashed=False) == replace(stored, sha256="")
+    assert (tmp_path / "unhashed").read_bytes() == data
     assert store.digest("folder/object") == stored
     assert store.read("folder/object", max(size - 9, 0)) == data[-9:]
     assert [path.name for path in target.parent.iterdir()] == ["target"]
