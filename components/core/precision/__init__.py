@@ -1,13 +1,14 @@
 """Number formats to train in, behind one small interface: `Precision`, chosen by `choose`.
 
-A backend changes a Hugging Face model in place and back again, keeping every parameter object and name, so
-that the optimizer, checkpoints and export never know which one is at work, and a run can change over in the
-middle. Backends import their libraries when they are chosen, never before.
+A backend changes a Hugging Face model in place and back again, keeping every module, parameter and name, so
+that the optimizer, FSDP2, checkpoints and export never know which one is at work, and a run can change over in
+the middle. Backends import their libraries when they are chosen, never before.
 
-Backends: `plain` (fp32, bf16) and `torchao` (fp8: emulated on a CPU, real on a GPU that can). A new one
-(TransformerEngine) is a module here and a line in `choose`.
+`plain` is fp32 and bf16. `fp8` is what the fp8 backends share, `torchao`, `transformer_engine` and `emulated`
+the backends; `recipes` holds the arithmetic of scaling, `numerics` watches it. docs/fp8.md says which backend
+runs which recipe where.
 """
 
-from crosstrain.components.core.precision.base import Precision, choose
+from crosstrain.components.core.precision.base import Precision, Surroundings, choose
 
-__all__ = ["Precision", "choose"]
+__all__ = ["Precision", "Surroundings", "choose"]

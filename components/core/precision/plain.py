@@ -24,7 +24,7 @@ class Fp32(Precision):
     def restore(self, model: nn.Module) -> None:
         pass
 
-    def autocast(self) -> AbstractContextManager[object]:
+    def autocast(self, first_micro_batch: bool | None = None) -> AbstractContextManager[object]:
         return nullcontext()
 
 
@@ -36,8 +36,8 @@ class Bf16(Fp32):
     def __init__(self, device: torch.device) -> None:
         self._device = device.type
 
-    def autocast(self) -> AbstractContextManager[object]:
+    def autocast(self, first_micro_batch: bool | None = None) -> AbstractContextManager[object]:
         return torch.autocast(self._device, torch.bfloat16)
 
-    def fallback(self) -> Precision:
+    def fallback(self, affected: frozenset[str] = frozenset()) -> Precision:
         return Fp32()
