@@ -35,13 +35,8 @@ _TABLE_WIDTH = 140
 """Columns where the output is no terminal."""
 
 _PYTHON = """#!/bin/sh
-# `python3` of a pipeline's steps: the Python that crosstrain runs in. Says so when a signal ends it.
-{python} "$@"
-status=$?
-if [ "$status" -gt 128 ] && [ "$status" -lt 160 ]; then
-  echo "crosstrain: the step's process was ended by signal $((status - 128))"
-fi
-exit "$status"
+# `python3` of a pipeline's steps: the Python that crosstrain runs in.
+exec {python} "$@"
 """
 
 
@@ -73,8 +68,8 @@ def run(pipeline: Pipeline, values: Mapping[str, Any], folder: RunFolder, verbos
         with display:
             code = _Runner(pipeline, values, folder, progress, display, verbose).run(received)
         progress.close(stopped=bool(received))
-        summary.read_foreign_metrics(folder, tasks, progress)
-        reports = summary.collect_reports(folder, tasks, progress)
+        summary.read_foreign_metrics(folder, progress)
+        reports = summary.collect_reports(folder, progress)
         status = "stopped" if received else "failed" if code or progress.failed() else "succeeded"
         folder.write_summary(summary.describe(pipeline, values, progress, status, started, time.time(), reports))
     print_table(progress, console if console.is_terminal else Console(width=_TABLE_WIDTH))
@@ -144,7 +139,6 @@ class _Runner:
         }
         self._folder, self._progress, self._display, self._verbose = folder, progress, display, verbose
         self._events_read = folder.events.stat().st_size if folder.events.exists() else 0
-        self._rest = b""
 
     def run(self, received: list[int]) -> int:
         """Start the child, follow it until it ends or a signal comes, and leave no process behind; its status."""
@@ -192,7 +186,9 @@ class _Runner:
                     data = os.read(child.stdout.fileno(), 1 << 16)
                     log.write(data)
                     log.flush()
-                    self._take(data)
+                    if self._verbose:
+                        sys.stdout.buffer.write(data)
+                        sys.stdout.flush()
                     if not data:
                         break
                 elif child.poll() is not None:
@@ -200,16 +196,6 @@ class _Runner:
                 self._read_events()
                 self._display.tick()
         self._read_events()
-
-    def _take(self, data: bytes) -> None:
-        """Take output; a line is understood after the events that were written before it."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for raw in lines:
-            line = raw.decode(errors="replace")
-            if self._verbose:
-                print(line, flush=True)
-            self._read_events()
-            self._changed(self._progress.line(line))
 
     def _read_events(self) -> None:
         if not self._folder.events.exists():

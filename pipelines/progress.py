@@ -1,6 +1,7 @@
-"""What a run is doing, gathered from the steps' events and from KFP's own log lines.
+"""What a run is doing, gathered from events.
 
-crosstrain's steps write events; a foreign component shows by KFP's lines alone. Showing it is `display`'s part.
+The process that runs the pipeline writes an event as it starts a step and one as the step's process has ended;
+crosstrain's steps write more between. Showing it is `display`'s part.
 """
 
 import json
@@ -13,12 +14,7 @@ from typing import Any
 from crosstrain.components.core.artifact import Artifact
 from crosstrain.components.core.step import RECORD_NAME
 from crosstrain.pipelines.processes import describe_signal
-from crosstrain.pipelines.spec import Task
-
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_EXECUTING = re.compile(r"Executing task '([^']+)'")
-_FINISHED = re.compile(r"Task '([^']+)' finished with status (SUCCESS|FAILURE)")
-_SIGNALLED = re.compile(r"^\s*crosstrain: the step's process was ended by signal (\d+)")
+from crosstrain.pipelines.spec import ANY, Task
 
 
 @dataclass
@@ -40,8 +36,8 @@ class Step:
     """Largest resident memory of the step's main process; 0 where it is not known."""
     error: str = ""
     progress: dict[str, float] = field(default_factory=dict)
-    last_line: str = "nothing"
-    """The last line that the step printed."""
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    """Output artifact to its schema title: system.HTML."""
 
     @property
     def seconds(self) -> float:
@@ -50,14 +46,14 @@ class Step:
 
 
 class Progress:
-    """The state of all steps. Feed it events and the runner's output lines."""
+    """The state of all steps. Feed it events."""
 
     def __init__(self, tasks: Iterable[Task]) -> None:
-        self.steps = {task.name: Step(task.name, task.title, task.component) for task in tasks}
+        self.steps = {task.name: Step(task.name, task.title, task.component, outputs=task.outputs) for task in tasks}
+        """Task to step; a loop over what is not known yet is there once, until its first iteration comes."""
         self.error = ""
         """A failure that belongs to no step."""
-        self._current = ""
-        self._signal = 0
+        self._loops = [step for name, step in self.steps.items() if ANY in name]
 
     def event(self, event: Mapping[str, Any]) -> Step | None:
         """Take one event of events.jsonl; the step it changed, if any."""
@@ -66,7 +62,9 @@ class Progress:
             self.error = event["error"]
             return None
         step = self._step(name)
-        if kind == "start":
+        if kind == "executing":
+            self._start(step, event["time"])
+        elif kind == "start":
             self._start(step, event["time"])
             step.component = event["component"]
         elif kind == "progress":
@@ -76,43 +74,13 @@ class Progress:
             step.status = "reused" if _read_output(step) < step.started else "done"
         elif kind == "failed":
             step.status, step.ended, step.error = "failed", event["time"], event["error"]
+        elif kind == "ended":
+            _end(step, event)
         return step
 
     def _start(self, step: Step, now: float) -> None:
         if step.status != "running":
             step.status, step.started, step.ended, step.error, step.progress = "running", now, 0.0, "", {}
-
-    def line(self, raw: str) -> Step | None:
-        """Take one line of the runner's output; the step it changed, if any."""
-        line = _COLOURS.sub("", raw).rstrip()
-        if found := _EXECUTING.search(line):
-            step = self._step(found.group(1))
-            self._current, self._signal = step.task, 0
-            step.last_line = "nothing"
-            self._start(step, time.time())
-            return step
-        if found := _FINISHED.search(line):
-            return self._finish(self._step(found.group(1)), found.group(2) == "SUCCESS")
-        if found := _SIGNALLED.match(line):
-            self._signal = int(found.group(1))
-        elif self._current and line.strip():
-            self._step(self._current).last_line = line.strip()
-        return None
-
-    def _finish(self, step: Step, success: bool) -> Step | None:
-        if success:
-            if step.status != "running":
-                return None
-            step.status, step.ended = "done", time.time()
-            return step
-        step.ended = step.ended or time.time()
-        step.status = "failed"
-        if self._signal:
-            step.error = f"killed by {describe_signal(self._signal)}"
-        elif not step.error:
-            silent = f"died without an error of its own; the last it said: {step.last_line}"
-            step.error = silent if step.component else step.last_line
-        return step
 
     def close(self, stopped: bool) -> None:
         """The runner has ended: what still runs was stopped or died, what never started was skipped."""
@@ -132,7 +100,32 @@ class Progress:
         return [step for step in self.ordered() if step.status == "failed"]
 
     def _step(self, name: str) -> Step:
-        return self.steps.setdefault(name, Step(name, name, ""))
+        if name not in self.steps:
+            self.steps[name] = self._iteration(name) or Step(name, name, "")
+        return self.steps[name]
+
+    def _iteration(self, name: str) -> Step | None:
+        """A step of a loop that was not known before the run, in place of what stood for all of them."""
+        for step in self._loops:
+            if found := re.fullmatch(re.escape(step.task).replace(re.escape(ANY), r"(\d+)"), name):
+                self.steps.pop(step.task, None)
+                title = step.title.replace(ANY, "{}").format(*found.groups())
+                return Step(name, title, step.component, outputs=step.outputs)
+        return None
+
+
+def _end(step: Step, event: Mapping[str, Any]) -> None:
+    """The step's process has ended, after its own events if it writes any."""
+    if event["succeeded"]:
+        if step.status == "running":
+            step.status, step.ended = "done", event["time"]
+        return
+    step.status, step.ended = "failed", step.ended or event["time"]
+    said = event["said"] or "nothing"
+    if event["signal"]:
+        step.error = f"killed by {describe_signal(event['signal'])}"
+    elif not step.error:
+        step.error = f"died without an error of its own; the last it said: {said}" if step.component else said
 
 
 def _read_output(step: Step) -> float:

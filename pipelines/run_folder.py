@@ -74,8 +74,9 @@ class RunFolder:
         self.logs.mkdir(exist_ok=True)
         self.pipeline.write_bytes(pipeline.data)
         for task in tasks:
-            if not task.component and (left := self.output(task.name)) is not None:
-                shutil.rmtree(left)
+            if not task.component:
+                for left in self.artifacts.glob(f"*/{task.name}"):
+                    shutil.rmtree(left)
 
     def _check_same(self, pipeline: Pipeline, values: Mapping[str, Any]) -> None:
         before = json.loads(self.summary.read_bytes())

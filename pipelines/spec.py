@@ -18,7 +18,13 @@ import yaml
 
 COMPILED = Path(__file__).parent / "compiled"
 
+ANY = "*"
+"""Stands in a task's name for the number of an iteration whose loop goes over what is not known before the run."""
+
 _RUN_STEP = re.compile(r"run_step\(\s*[\"'](\w+)[\"']")
+_FIELD = re.compile(r'parseJson\(string_value\)\["([^"]+)"\]')
+_LONGEST_ITEM = 24
+"""Characters of a loop's item that are shown; a longer one is shown by its number."""
 _TYPES = {
     "STRING": "text",
     "NUMBER_INTEGER": "integer",
@@ -53,8 +59,9 @@ class Task:
     """One step, named as the local runner and the step's events name it."""
 
     name: str
+    """Also where its outputs lie; a step of a loop has the iteration before it: for-loop-1-iteration-0/train-fp8."""
     title: str
-    """What the KFP UI shows."""
+    """What the KFP UI shows, and of a loop's step the item."""
     component: str
     """The crosstrain component behind it; empty: somebody else's."""
     parameters: dict[str, Any]
@@ -85,14 +92,18 @@ class Pipeline:
         return hashlib.sha256(self.data).hexdigest()
 
     def tasks(self, values: Mapping[str, Any]) -> list[Task]:
-        """Every step, those of nested pipelines and branches included, in an order in which they can run.
+        """Every step, those of nested pipelines, branches and iterations included, in an order in which they can run.
+
+        A loop over what only the run will tell gives each of its steps once, with ANY for the iteration's number.
 
         Args:
             values: Pipeline parameter to value.
         """
-        return list(self._walk(self.document["root"], dict(values), {name: name for name in values}))
+        return list(self._walk(self.document["root"], dict(values), {name: name for name in values}, "", ""))
 
-    def _walk(self, component: Mapping[str, Any], known: dict[str, Any], origin: dict[str, str]) -> Iterator[Task]:
+    def _walk(
+        self, component: Mapping[str, Any], known: dict[str, Any], origin: dict[str, str], prefix: str, suffix: str
+    ) -> Iterator[Task]:
         tasks = component["dag"]["tasks"]
         order = TopologicalSorter({name: sorted(task.get("dependentTasks", ())) for name, task in tasks.items()})
         for key in order.static_order():
@@ -111,19 +122,20 @@ class Pipeline:
                 outer = source.get("componentInputParameter")
                 if "runtimeValue" in source:
                     given[name] = source["runtimeValue"]["constant"]
-                elif outer in known and "parameterExpressionSelector" not in source:
-                    given[name] = known[outer]
+                elif outer in known and (chosen := _choose(known[outer], source)):
+                    (given[name],) = chosen
                 else:
                     later.add(name)
                 if outer in origin:
                     bindings[name] = origin[outer]
             if "dag" in target:
-                yield from self._walk(target, given, bindings)
+                for folder, title, item in _iterations(key, task, given):
+                    yield from self._walk(target, {**given, **item}, bindings, prefix + folder, suffix + title)
                 continue
             outputs = target.get("outputDefinitions", {}).get("artifacts", {})
             yield Task(
-                name=reference.removeprefix("comp-"),
-                title=task.get("taskInfo", {}).get("name", key),
+                name=prefix + reference.removeprefix("comp-"),
+                title=task.get("taskInfo", {}).get("name", key) + suffix,
                 component=self._component(target),
                 parameters=given,
                 later=frozenset(later),
@@ -137,6 +149,39 @@ class Pipeline:
         source = " ".join(executor.get("container", {}).get("command", ()))
         found = _RUN_STEP.search(source)
         return found.group(1) if found else ""
+
+
+def _iterations(
+    key: str, task: Mapping[str, Any], given: Mapping[str, Any]
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """How often a nested DAG runs: folder before its tasks, what is added to their titles, and the item as input."""
+    iterator = task.get("parameterIterator") or task.get("artifactIterator")
+    if iterator is None:
+        yield "", "", {}
+        return
+    name = task.get("taskInfo", {}).get("name", key)
+    label = "" if name == key else f"{name} "
+    items = iterator["items"]
+    values = json.loads(items["raw"]) if "raw" in items else given.get(items.get("inputParameter", ""))
+    if not isinstance(values, list):
+        yield f"{key}-iteration-{ANY}/", f", {label}{ANY}", {}
+        return
+    for number, item in enumerate(values):
+        yield f"{key}-iteration-{number}/", f", {label}{_item_text(item, number)}", {iterator["itemInput"]: item}
+
+
+def _item_text(item: Any, number: int) -> str:
+    parts = item.values() if isinstance(item, dict) else [item]
+    text = " ".join(f"{part:g}" if isinstance(part, float) else str(part) for part in parts)
+    return text if 0 < len(text) <= _LONGEST_ITEM and "/" not in text else str(number)
+
+
+def _choose(value: Any, source: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What an input takes of a known value: the value, a field of it, or nothing that is known here."""
+    if (selector := source.get("parameterExpressionSelector")) is None:
+        return (value,)
+    found = _FIELD.fullmatch(selector)
+    return (value[found.group(1)],) if found and isinstance(value, dict) and found.group(1) in value else ()
 
 
 def typed_default(definition: Mapping[str, Any]) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 from crosstrain.components.core.manifest import finite
 from crosstrain.pipelines.progress import Progress
 from crosstrain.pipelines.run_folder import RunFolder
-from crosstrain.pipelines.spec import Pipeline, Task
+from crosstrain.pipelines.spec import Pipeline
 
 
 def describe(
@@ -65,36 +65,36 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
-def read_foreign_metrics(folder: RunFolder, tasks: Sequence[Task], progress: Progress) -> None:
+def read_foreign_metrics(folder: RunFolder, progress: Progress) -> None:
     """Fill in the metrics and outputs of finished steps that write no events, from what KFP's executor left."""
-    for task in tasks:
-        step, output = progress.steps[task.name], folder.output(task.name)
+    for step in progress.ordered():
+        output = folder.output(step.task)
         if step.uri or step.status != "done" or output is None:
             continue
         step.uri = str(output)
         left = output / "executor_output.json"
         artifacts = json.loads(left.read_bytes()).get("artifacts", {}) if left.is_file() else {}
-        for name, title in task.outputs.items():
+        for name, title in step.outputs.items():
             if title == "system.Metrics" and name in artifacts:
                 metadata = artifacts[name]["artifacts"][0].get("metadata", {})
                 step.metrics = {key: value for key, value in metadata.items() if isinstance(value, int | float)}
 
 
-def collect_reports(folder: RunFolder, tasks: Sequence[Task], progress: Progress) -> list[Path]:
+def collect_reports(folder: RunFolder, progress: Progress) -> list[Path]:
     """Copy the HTML outputs of finished steps beside the summary: KFP gives them no file ending."""
     found = [
-        (task.name, name, output / name)
-        for task in tasks
-        for name, title in task.outputs.items()
+        (step.task, name, output / name)
+        for step in progress.ordered()
+        for name, title in step.outputs.items()
         if title == "system.HTML"
-        and progress.steps[task.name].status in ("done", "reused")
-        and (output := folder.output(task.name)) is not None
+        and step.status in ("done", "reused")
+        and (output := folder.output(step.task)) is not None
         and (output / name).is_file()
     ]
     names = [name for _, name, _ in found]
     reports = []
     for task_name, name, path in found:
-        stem = name if names.count(name) == 1 else f"{task_name}-{name}"
+        stem = name if names.count(name) == 1 else f"{task_name.replace('/', '-')}-{name}"
         report = folder.path / f"{stem}.html"
         shutil.copyfile(path, report)
         reports.append(report)

@@ -165,7 +165,7 @@ def run_step(
         html: Likewise.
         markdown: Likewise.
     """
-    task = os.path.basename(os.path.dirname(output.path)) or component
+    task = os.environ.get(telemetry.TASK_VARIABLE) or os.path.basename(os.path.dirname(output.path)) or component
     telemetry.start(task)
     telemetry.emit("start", component=component)
     try:

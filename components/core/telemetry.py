@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 RUN_DIR_VARIABLE = "CROSSTRAIN_RUN_DIR"
+TASK_VARIABLE = "CROSSTRAIN_TASK"
+"""Set by `crosstrain run`: the task's name in the run, told apart from its other iterations."""
 EVENTS_NAME = "events.jsonl"
 
 log = logging.getLogger(__name__)
@@ -32,8 +34,9 @@ def start(task: str) -> None:
     _task = task
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stdout)]
     if (folder := _run_dir()) is not None:
-        (folder / "logs").mkdir(parents=True, exist_ok=True)
-        handlers.append(logging.FileHandler(folder / "logs" / f"{task}.log", encoding="utf-8"))
+        path = folder / "logs" / f"{task}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handlers.append(logging.FileHandler(path, encoding="utf-8"))
     logging.basicConfig(
         level=logging.INFO, handlers=handlers, force=True, format="%(asctime)s %(levelname)s %(message)s"
     )

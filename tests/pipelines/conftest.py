@@ -140,6 +140,74 @@ def training(corpus: str, state: str = "", config: dict = {}):  # noqa: B006
     train_fp8(shards=shards.outputs["shards"], preset="debug", precision="fp32", steps=120, state=state, config=config)
 
 
+@dsl.component(base_image=IMAGE, install_kfp_package=False)
+def count(number: int, numbers: dsl.Output[dsl.Dataset]) -> list:
+    """Count from 0."""
+    from pathlib import Path
+
+    Path(numbers.path).write_text(str(number))
+    return list(range(number))
+
+
+@dsl.component(base_image=IMAGE, install_kfp_package=False)
+def visit(place: int, name: str, note: dsl.Output[dsl.Dataset], metrics: dsl.Output[dsl.Metrics], broken: int = -1):
+    """Meet the other iteration that runs now, and leave a note; or die."""
+    import os
+    import signal
+    import time
+    from pathlib import Path
+
+    here = Path(os.environ["CROSSTRAIN_RUN_DIR"], "meeting")
+    here.mkdir(exist_ok=True)
+    (here / f"{name}{place}").touch()
+    deadline = time.monotonic() + 20
+    while len([path for path in here.iterdir() if path.name[0] == name[0]]) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    print("visiting", name, place, flush=True)
+    if place == broken:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with Path(note.path).open("x") as stream:
+        stream.write(f"{name} {place}")
+    metrics.log_metric("place", place)
+
+
+@dsl.component(base_image=IMAGE, install_kfp_package=False)
+def gather(notes: dsl.Input[list[dsl.Dataset]], more: dsl.Input[list[dsl.Dataset]], report: dsl.Output[dsl.HTML]):
+    """All notes, in the order of the iterations."""
+    from pathlib import Path
+
+    Path(report.path).write_text(", ".join(Path(note.path).read_text() for note in [*notes, *more]))
+
+
+@dsl.pipeline(name="looping")
+def looping(places: list = [3, 4], number: int = 2, broken: int = -1):  # noqa: B006
+    """Steps in loops over a parameter, and over what another step makes.
+
+    Args:
+        places: Where to go.
+        number: How often to count.
+        broken: The place where one dies.
+    """
+    with dsl.ParallelFor(places, name="place") as place:
+        first = visit(place=place, name="known", broken=broken).set_display_name("Visit")
+    counted = count(number=number)
+    with dsl.ParallelFor(counted.outputs["Output"]) as place:
+        second = visit(place=place, name="made", broken=broken).set_display_name("Visit again")
+    gather(notes=dsl.Collected(first.outputs["note"]), more=dsl.Collected(second.outputs["note"]))
+
+
+@dsl.pipeline(name="importing-all")
+def importing_all(corpora: list, config: dict = {}):  # noqa: B006
+    """A step of crosstrain's own in a loop.
+
+    Args:
+        corpora: What to import.
+        config: Options.
+    """
+    with dsl.ParallelFor(corpora, name="corpus") as corpus:
+        import_data(source=corpus, config=config).set_display_name("Import")
+
+
 @dsl.container_component
 def shell():
     """A container."""
@@ -157,7 +225,9 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Name to compiled YAML."""
     folder = tmp_path_factory.mktemp("compiled")
     paths = {}
-    functions: list[Any] = [words, sleeping, crossing, importing, containing, use, tokenizing, training]
+    functions: list[Any] = [
+        words, sleeping, crossing, importing, importing_all, containing, use, tokenizing, training, looping,
+    ]  # fmt: skip
     for function in functions:
         paths[function.name] = folder / f"{function.name}.yaml"
         paths[function.name].write_bytes(compile_function(function))
