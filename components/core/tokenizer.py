@@ -11,7 +11,8 @@ import importlib
 import json
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
@@ -38,11 +39,10 @@ class Tokenizer:
 
     def __init__(self, folder: Path) -> None:
         path = folder / TOKENIZER_FILE
-        data = path.read_bytes()
         self.folder = folder
-        self.sha256 = hashlib.sha256(data).hexdigest()
+        self.sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
         """SHA-256 of tokenizer.json."""
-        self.reference = _parse(path, data)
+        self.reference = _parse(path)
         added = self.reference.get_added_tokens_decoder()
         self.added: list[str] = [added[number].content for number in sorted(added)]
         """Texts of the added tokens, by id."""
@@ -99,19 +99,17 @@ class Tokenizer:
         """The text of ids, special tokens included."""
         return str(self.reference.decode([int(i) for i in ids], skip_special_tokens=False))
 
-    def use_fastokens(self, probe: Sequence[str]) -> str:
+    def use_fastokens(self, fast: Any, probe: Iterable[str] | None) -> str:
         """Switch to fastokens if it gives the reference's ids for every probe text; else the reason why not.
 
         The built-in difficult texts are tried with special tokens parsed as well: there are such tokens in them.
+        Without a probe (None) nothing is tried.
         """
-        try:
-            fast: Any = importlib.import_module("fastokens").Tokenizer.from_file(str(self.folder / TOKENIZER_FILE))
-        except (ImportError, ValueError, NotImplementedError, OSError) as error:
-            return f"it does not load: {error}"
-        fast.no_truncation()
-        fast.no_padding()
-        difficult = difficult_texts(self.added)
-        for parse_special, texts in ((False, [*difficult, *probe]), (True, difficult)):
+        checks: list[tuple[bool, list[str]]] = []
+        if probe is not None:
+            difficult = difficult_texts(self.added)
+            checks = [(False, [*difficult, *probe]), (True, difficult)]
+        for parse_special, texts in checks:
             self._fast = None
             expected = self.encode_batch(texts, parse_special)
             self._fast = fast
@@ -120,6 +118,7 @@ class Tokenizer:
                 if not np.array_equal(want, have):
                     self._fast = None
                     return f"its ids differ from those of tokenizers for {text[:40]!r}"
+        self._fast = fast
         return ""
 
     def _named(self, settings: dict[str, Any], role: str) -> int:
@@ -157,13 +156,14 @@ class Tokenizer:
         return int(with_special[0]) if places[0] else None
 
 
-def load_tokenizer(folder: Path, probe: Sequence[str] = (), engine: Engine = "auto") -> Tokenizer:
+def load_tokenizer(folder: Path, probe: Iterable[str] = (), engine: Engine = "auto", proven: bool = False) -> Tokenizer:
     """Load a tokenizer folder and choose its encoder.
 
     Args:
         folder: Holds tokenizer.json and, as a rule, tokenizer_config.json.
         probe: Texts like those to be encoded; built-in difficult ones are always checked as well.
         engine: `tokenizers` skips the check; `fastokens` makes a failed check an error.
+        proven: The check was passed by another process of this machine, and is not made again.
 
     Raises:
         FileNotFoundError: no tokenizer.json there.
@@ -174,15 +174,33 @@ def load_tokenizer(folder: Path, probe: Sequence[str] = (), engine: Engine = "au
             f"{folder}: no {TOKENIZER_FILE} here; save it with transformers: "
             "AutoTokenizer.from_pretrained(…).save_pretrained(folder)"
         )
-    tokenizer = Tokenizer(folder)
     if engine == "tokenizers":
-        return tokenizer
-    reason = tokenizer.use_fastokens(probe)
+        return Tokenizer(folder)
+    with ThreadPoolExecutor(1) as thread:  # both libraries load without holding the interpreter
+        loading = thread.submit(_load_fastokens, folder / TOKENIZER_FILE)
+        tokenizer = Tokenizer(folder)
+        texts = None if proven else list(probe)
+        reason = _use(tokenizer, loading, texts)
     if reason and engine == "fastokens":
         raise ValueError(f"{folder}: fastokens cannot be used: {reason}")
     if reason:
         log.warning("encoding with tokenizers, which is slower than fastokens: %s", reason)
     return tokenizer
+
+
+def _load_fastokens(path: Path) -> Any:
+    fast: Any = importlib.import_module("fastokens").Tokenizer.from_file(str(path))
+    fast.no_truncation()
+    fast.no_padding()
+    return fast
+
+
+def _use(tokenizer: Tokenizer, loading: Future[Any], texts: list[str] | None) -> str:
+    try:
+        fast = loading.result()
+    except (ImportError, ValueError, NotImplementedError, OSError) as error:
+        return f"it does not load: {error}"
+    return tokenizer.use_fastokens(fast, texts)
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -206,9 +224,9 @@ def _lengths(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
     return offsets[1:] - offsets[:-1]
 
 
-def _parse(path: Path, data: bytes) -> tokenizers.Tokenizer:
+def _parse(path: Path) -> tokenizers.Tokenizer:
     try:
-        loaded = tokenizers.Tokenizer.from_buffer(data)
+        loaded = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
         raise ValueError(f"{path}: not a tokenizer that the tokenizers library reads ({error})") from None
     loaded.no_truncation()

@@ -78,7 +78,7 @@ class PairWriter:
             limit = UINT16_VOCABULARY if self.dtype == np.uint16 else 2**31
             if low < 0 or high >= limit:
                 raise ValueError(f"{self.bin}: ids from {low} to {high} do not fit {self.dtype} (below {limit:,})")
-        self._stream.write(ids.astype(self.dtype, copy=False).tobytes())
+        self._stream.write(np.ascontiguousarray(ids, self.dtype).data)
         self.tokens += ids.size
 
     def end_documents(self, lengths: NDArray) -> None:

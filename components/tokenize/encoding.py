@@ -88,18 +88,18 @@ def normalize(text: str) -> str:
 
 
 def hash_text(text: str) -> tuple[int, int]:
-    """A text's 64-bit hash (BLAKE2b), and its size in UTF-8 bytes."""
+    """A text's 64-bit hash (the start of its SHA-256), and its size in UTF-8 bytes."""
     return hash_windows(text[begin : begin + PIECE] for begin in range(0, len(text), PIECE))
 
 
 def hash_windows(windows: Iterable[str]) -> tuple[int, int]:
     """The same of a text that comes in windows."""
-    digest, size = hashlib.blake2b(digest_size=8), 0
+    digest, size = hashlib.sha256(), 0
     for window in windows:
         data = window.encode()
         digest.update(data)
         size += len(data)
-    return int.from_bytes(digest.digest(), "little"), size
+    return int.from_bytes(digest.digest()[:8], "little"), size
 
 
 @dataclass

@@ -29,7 +29,7 @@ EOS, PAD = "<|endoftext|>", "<|pad|>"
 _CHUNK = 1 << 16
 """Characters of a document given to the trainer at once: a longer word than this is no word."""
 
-_PROBE_DOCUMENTS, _PROBE_CHARACTERS = 64, 2048
+_PROBE_DOCUMENTS, _PROBE_CHARACTERS = 64, 512
 
 _CLASS = "PreTrainedTokenizerFast"
 """What AutoTokenizer makes of a folder that says no more, in transformers 4 and 5."""
@@ -126,13 +126,11 @@ def training_texts(config: Config, corpus: Artifact, units: list[Unit]) -> Itera
                 break
 
 
-def probe_texts(config: Config, corpus: Artifact, units: list[Unit]) -> list[str]:
+def probe_texts(config: Config, corpus: Artifact, units: list[Unit]) -> Iterator[str]:
     """The starts of the first documents, for the encoders to be compared on."""
-    return [
-        _start(text, _PROBE_CHARACTERS)
-        for unit in units[:1]
-        for text in islice(_documents(config, corpus, unit), _PROBE_DOCUMENTS)
-    ]
+    for unit in units[:1]:
+        for text in islice(_documents(config, corpus, unit), _PROBE_DOCUMENTS):
+            yield _start(text, _PROBE_CHARACTERS)
 
 
 def _start(text: str | LongText, characters: int) -> str:

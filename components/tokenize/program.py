@@ -118,7 +118,7 @@ class _Work:
         scratch.mkdir()
         job = Job(self._config, self.folder, self.tokenizer.encoder, scratch)
         workers = count_workers(self._config.workers, len(missing))
-        for done in do_units(job, self.tokenizer, missing, workers, progress):
+        for done in do_units(job, self.inputs["corpus"], self.tokenizer, missing, workers, progress):
             self.counts[done.unit.index] = done.counts
             self.records.save(done.unit, done.counts, _store(self._out, done, scratch))
             self.fields |= done.fields

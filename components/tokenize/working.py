@@ -60,9 +60,9 @@ class Done:
 class Worker:
     """Does units; one to a process."""
 
-    def __init__(self, job: Job, tokenizer: Tokenizer, report: Report) -> None:
+    def __init__(self, job: Job, corpus: Artifact, tokenizer: Tokenizer, report: Report) -> None:
         self._job = job
-        self._reader = Reader(Artifact.open(job.config.corpus, "corpus"), job.config)
+        self._reader = Reader(corpus, job.config)
         self._tokenizer = tokenizer
         self._report = report
 
@@ -110,15 +110,19 @@ class Progress:
         return self.tokens / max(time.monotonic() - self._began, 1e-9)
 
 
-def do_units(job: Job, tokenizer: Tokenizer, units: list[Unit], workers: int, progress: Progress) -> Iterator[Done]:
+def do_units(
+    job: Job, corpus: Artifact, tokenizer: Tokenizer, units: list[Unit], workers: int, progress: Progress
+) -> Iterator[Done]:
     """Do units by `workers` processes and hand them out as they finish, in any order.
+
+    A single worker uses `corpus` and `tokenizer`; others open their own.
 
     Raises:
         ValueError: a document is invalid; of several the one in the earliest unit that was met.
         ChildProcessError: a worker died.
     """
     if workers == 1:
-        worker = Worker(job, tokenizer, progress.add)
+        worker = Worker(job, corpus, tokenizer, progress.add)
         for unit in units:
             done = worker.do(unit)
             progress.finished += 1
@@ -176,7 +180,8 @@ def _start_worker(job: Job, sums: Any) -> None:
             sums[0] += documents
             sums[1] += tokens
 
-    _worker = Worker(job, load_tokenizer(job.tokenizer, engine=job.engine), report)
+    corpus = Artifact.open(job.config.corpus, "corpus")
+    _worker = Worker(job, corpus, load_tokenizer(job.tokenizer, engine=job.engine, proven=True), report)
 
 
 def _end_with_parent() -> None:
