@@ -62,15 +62,28 @@ class TrainingOptions(Config):
     """CPU threads; 0: torch's own choice, which OMP_NUM_THREADS sets. The same bits need the same number."""
     compile: bool = False
     """Compile forward and backward with torch.compile: needs a C++ compiler, pays off in runs of many steps."""
-    on_divergence: Literal["auto", "stop", "fallback"] = "auto"
-    """What to do on a loss or gradient norm that is not finite, or a loss spike. stop: end the run, keeping the
-    last good checkpoint. fallback: go back to it and replay in high precision. auto: fallback for fp8, else stop."""
+    on_divergence: Literal["auto", "stop", "fallback", "skip"] = "auto"
+    """What to do on a loss or gradient norm that is not finite, a spike, or saturation. stop: end the run, keeping the
+    last good checkpoint. fallback: go back to it and replay in high precision. skip: go back to it and leave out the
+    data it fell over. auto: fallback for fp8, else stop."""
     fallback_steps: PositiveInt = 50
     """Optimizer steps in high precision past the one that diverged."""
     fallback_retries: NonNegativeInt = 2
-    """Fallbacks a run may take before it is stopped."""
+    """Fallbacks or skips a run may take before it is stopped."""
+    fallback_layers: Literal["all", "affected"] = "all"
+    """What replays in high precision: all layers, or those that saturated at the last look at fp8's numbers
+    (fp8_numerics_every), all where none did or when that was not enough."""
+    skip_batches: PositiveInt = 1
+    """Global batches that a skip leaves out: the one that diverged and those before it, back to the checkpoint."""
+    fp8_numerics_every: NonNegativeInt = 0
+    """Optimizer steps between looks at amax, underflow and saturation of every fp8 layer, which take about as long as
+    a step; 0: never."""
+    saturation_limit: Fraction = 0.1
+    """A layer that at a look has a larger share of saturated elements in a tensor is a divergence."""
+    grad_norm_limit: NonNegativeFloat = 0.0
+    """A gradient norm above this many window means is a divergence at once; 0: none is."""
     spike_window: PositiveInt = 20
-    """Steps whose mean loss a step's loss is compared with."""
+    """Steps whose mean loss (and gradient norm) a step's is compared with."""
     spike_factor: PositiveFloat = 2.0
     """A loss above this many window means counts as suspicious."""
     spike_patience: PositiveInt = 4

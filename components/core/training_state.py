@@ -26,8 +26,14 @@ class Progress:
     """Steps whose global batch held no label: no update, no row in the history."""
     high_until: int = 0
     """Steps up to this one run in the fallback precision."""
+    kept_out: list[str] = field(default_factory=list)
+    """Modules that alone do; none: all."""
+    skipped: list[int] = field(default_factory=list)
+    """Global batches, in the order of the data, that are left out; ascending."""
+    recovered_at: int = 0
+    """Step that ends the last replay or skip, when it is reached; 0: there was none."""
     retries: int = 0
-    """Fallbacks taken."""
+    """Fallbacks and skips taken."""
     history: list[dict[str, Any]] = field(default_factory=list)
     """One row a step, as training_log.jsonl holds them: step, loss, grad_norm, learning_rate, tokens and,
     where one was taken, validation_loss."""
