@@ -6,6 +6,7 @@ file, made only for deduplication, holds the bytes of its text likewise.
 """
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -24,8 +25,11 @@ from crosstrain.components.tokenize.pieces import PIECE, cut_stream, find_cuts
 from crosstrain.components.tokenize.spooling import LongText
 from crosstrain.components.tokenize.tally import Counts, Tally
 
-BATCH = 1 << 20
-"""Characters encoded at once; the tokenizers library needs some 130 bytes of memory for each."""
+BATCH = {"fastokens": 1 << 21, "tokenizers": 1 << 20}
+"""Characters encoded at once by each encoder; the tokenizers library needs some 130 bytes of memory for each."""
+
+AHEAD = 1
+"""Batches that are encoded, or wait for it, while the next one is read."""
 
 Report = Callable[[int, int], None]
 """Called after each batch with its finished documents and its tokens."""
@@ -129,7 +133,8 @@ class PartWriter:
         self._append_eos = config.append_eos
         self._report = report
         self._batch = _Batch()
-        self._encoding: tuple[_Batch, Future[tuple[NDArray[np.uint32], NDArray[np.int64]]]] | None = None
+        self._batch_characters = BATCH[tokenizer.encoder]
+        self._encoding: deque[tuple[_Batch, Future[tuple[NDArray[np.uint32], NDArray[np.int64]]]]] = deque()
         self._thread = ThreadPoolExecutor(1)
         self._open_tokens = 0
         """Ids written of the document that is not complete yet."""
@@ -154,7 +159,8 @@ class PartWriter:
         try:
             if kind is None:
                 self._flush()
-                self._take()
+                while self._encoding:
+                    self._take()
         finally:
             self._thread.shutdown(cancel_futures=True)
             self._close(kind, error, trace)
@@ -183,22 +189,21 @@ class PartWriter:
         if digest is not None:
             batch.hashes.append(digest[0])
             batch.sizes.append(digest[1])
-        if batch.characters >= BATCH:
+        if batch.characters >= self._batch_characters:
             self._flush()
 
     def _flush(self) -> None:
-        """Have the gathered batch encoded, after the one before it is written."""
-        self._take()
+        """Have the gathered batch encoded, and write the oldest that is if there are enough ahead."""
         if self._batch.pieces:
             encoding = self._thread.submit(self._tokenizer.encode_flat, self._batch.pieces, self._parse_special)
-            self._encoding = self._batch, encoding
+            self._encoding.append((self._batch, encoding))
             self._batch = _Batch()
+        if len(self._encoding) > AHEAD:
+            self._take()
 
     def _take(self) -> None:
-        """Write the batch that is being encoded, if there is one."""
-        if self._encoding is None:
-            return
-        (batch, encoding), self._encoding = self._encoding, None
+        """Write the oldest batch that is being encoded."""
+        batch, encoding = self._encoding.popleft()
         ids, lengths = self._surround(batch, *encoding.result())
         ends = np.cumsum(lengths)[np.array(batch.last)]
         documents = np.diff(ends, prepend=0)

@@ -186,7 +186,7 @@ def test_pieces_and_batches_of_any_size_give_the_same_ids(
     with pytest.MonkeyPatch.context() as patch:
         for module in (pieces, encoding):
             patch.setattr(module, "PIECE", piece)
-        patch.setattr(encoding, "BATCH", batch)
+        patch.setitem(encoding.BATCH, "tokenizers", batch)
         pair, counts = part(tmp_path_factory.mktemp("p"), tokenizer, texts)
     texts = [text.replace("\r\n", "\n") for text in texts if not text.isspace()]
     expected = [[*ids.tolist(), EOS] for ids in tokenizer.encode_batch(texts)]
