@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from crosstrain.components.core.config import INPUT, OUTPUT, SOURCE, STATE
+from crosstrain.components.core.config import INPUT, OUTPUT, SOURCE, STATE, type_text
 from crosstrain.components.core.step import COMPONENTS, load_config, select_options
 from crosstrain.pipelines.run_file import kind, nearest
 from crosstrain.pipelines.spec import Parameter, Pipeline, Task
@@ -211,11 +211,14 @@ def _check_task(task: Task) -> None:
     if task.later & set(config.model_fields):
         return
     given = {name: value for name, value in task.parameters.items() if name in config.model_fields}
-    artifacts = [*(name for name in config.uris(INPUT) if name in task.artifacts), *config.uris(OUTPUT)]
+    artifacts: dict[str, Any] = {name: f"{task.name}/{name}" for name in config.uris(OUTPUT)}
+    for name in set(config.uris(INPUT)) & task.artifacts:
+        several = type_text(config.model_fields[name]) == "list"
+        artifacts[name] = [f"{task.name}/{name}"] if several else f"{task.name}/{name}"
     config.decode(
         {
             **select_options(task.component, task.parameters.get("config") or {}, given),
-            **{name: f"{task.name}/{name}" for name in artifacts},
+            **artifacts,
         },
         where=task.component,
     )

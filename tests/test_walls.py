@@ -70,7 +70,10 @@ def test_a_program_knows_nothing_of_kfp(path):
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=relative)
 def test_imports_go_one_way(path):
-    """Core imports libraries only; a component imports core and itself, never another component."""
+    """Core imports libraries only; a component imports core and itself, never another component.
+
+    Unless it is a part of that one by its name, as tokenize_join is of tokenize.
+    """
     own = path.relative_to(ROOT / "components").parts[0]
     for name, _ in imports(path):
         if package(name) != "crosstrain":
@@ -79,7 +82,7 @@ def test_imports_go_one_way(path):
         assert parts[1] == "components", f"{name}: components never import pipelines"
         room = parts[2]
         reachable = {"core", "images"} if own == "core" else {"core", "images", own}
-        assert room in reachable or own == room, f"{relative(path)} imports {name}"
+        assert room in reachable or own.startswith(f"{room}_"), f"{relative(path)} imports {name}"
 
 
 @pytest.mark.parametrize("library", ["transformer_engine", "optimum"])

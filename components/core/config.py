@@ -1,8 +1,8 @@
 """A component's configuration: one model class, decoded strictly, from which CLI, help and README are made.
 
 A component declares a `Config` subclass; a field's docstring is its help text and should name unit and
-meaning. Fields typed `InputURI` and `OutputURI` are artifacts, `StateURI` is where resumable state is kept,
-`Workers` how many processes do the work (never what comes out); all others are options, and options alone say
+meaning. Fields typed `InputURI`, `InputURIs` and `OutputURI` are artifacts, `StateURI` is where resumable state is
+kept, `Workers` how many processes do the work (never what comes out); all others are options, and options alone say
 what the work is. pydantic does the decoding, so that ranges live in the type (`Annotated[int, Field(ge=1)]`)
 and the error names the field.
 
@@ -27,6 +27,8 @@ FILLED = "filled"
 """Role of a field inside another that the program's surroundings fill, and no user."""
 
 InputURI = Annotated[str, Field(json_schema_extra={"role": INPUT})]
+InputURIs = Annotated[tuple[str, ...], Field(min_length=1, json_schema_extra={"role": INPUT})]
+"""Several artifacts of one role, in order."""
 OutputURI = Annotated[str, Field(json_schema_extra={"role": OUTPUT})]
 SourceURI = Annotated[str, Field(min_length=1, json_schema_extra={"role": SOURCE})]
 StateURI = Annotated[str, Field(json_schema_extra={"role": STATE})]
@@ -61,6 +63,17 @@ class Config(BaseModel):
     def uris(cls, wanted: str) -> list[str]:
         """Names of the fields with a role: INPUT, OUTPUT, SOURCE, STATE or RUNTIME."""
         return [name for name, info in cls.model_fields.items() if role(info) == wanted]
+
+    def artifacts(self) -> dict[str, str]:
+        """Input artifacts that are given: name to URI; those of a list are numbered, `models_0`."""
+        found: dict[str, str] = {}
+        for name in self.uris(INPUT):
+            value = getattr(self, name)
+            if isinstance(value, tuple):
+                found |= {f"{name}_{number}": uri for number, uri in enumerate(value)}
+            elif value:
+                found[name] = value
+        return found
 
     def options(self) -> dict[str, Any]:
         """Every field without a role, as JSON values: what a manifest records."""

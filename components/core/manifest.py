@@ -100,6 +100,29 @@ class TokensFacts(_Strict):
     """Encoder and its version."""
 
 
+class PlanFacts(_Strict):
+    """Work on a corpus that several partitions will do; the tokenizer they share lies under `tokenizer/`."""
+
+    kind: Literal["plan"] = "plan"
+    tokenizer: TokenizerFacts
+    units: Count
+    """Units of work in all."""
+    partitions: Count
+    """Partition i of n does every n-th unit from the i-th on."""
+
+
+class PartitionFacts(_Strict):
+    """One partition's work is done; what it made lies with the plan."""
+
+    kind: Literal["partition"] = "partition"
+    partition: Count
+    partitions: Count
+    units: Count
+    documents: Count
+    tokens: Count
+    """As tokenized, before duplicates are taken out."""
+
+
 class Split(_Strict):
     """The shards of one split, in order."""
 
@@ -198,7 +221,15 @@ class EvaluationFacts(_Strict):
 
 
 Facts = Annotated[
-    CorpusFacts | TokensFacts | ShardsFacts | ModelFacts | AdapterFacts | CheckpointFacts | EvaluationFacts,
+    CorpusFacts
+    | TokensFacts
+    | PlanFacts
+    | PartitionFacts
+    | ShardsFacts
+    | ModelFacts
+    | AdapterFacts
+    | CheckpointFacts
+    | EvaluationFacts,
     Field(discriminator="kind"),
 ]
 

@@ -22,12 +22,15 @@ from typing import Any
 
 from crosstrain.components.core import telemetry
 from crosstrain.components.core.artifact import Artifact
-from crosstrain.components.core.config import INPUT, OUTPUT, Config, parse_arguments
+from crosstrain.components.core.config import OUTPUT, Config, parse_arguments
 from crosstrain.components.core.manifest import MANIFEST_NAME, Source, finite
 
 log = logging.getLogger(__name__)
 
-COMPONENTS = ("import_data", "import_model", "tokenize", "shard", "train_fp8", "finetune_lora", "merge", "evaluate")
+COMPONENTS = (
+    "import_data", "import_model", "tokenize", "shard", "train_fp8", "finetune_lora", "merge", "evaluate",
+    "tokenize_plan", "tokenize_partition", "tokenize_join",
+)  # fmt: skip
 
 RECORD_NAME = "run.json"
 """Object beside the manifest: time, host, versions and metrics of the run that made it. No part of its identity."""
@@ -96,7 +99,7 @@ def execute(component: str, config: Config) -> Result:
 
 def _finished(component: str, config: Config) -> Result | None:
     """The result that stands at the output already, if it is this very work."""
-    inputs = {name: getattr(config, name) for name in config.uris(INPUT) if getattr(config, name)}
+    inputs = config.artifacts()
     if not inputs:
         return None  # an import: its source may have changed, and it copies little
     (output,) = (getattr(config, name) for name in config.uris(OUTPUT))
@@ -105,6 +108,8 @@ def _finished(component: str, config: Config) -> Result | None:
     except FileNotFoundError:
         return None
     manifest = artifact.manifest
+    if manifest.base:
+        return None  # by reference: it is made quickly, and what it refers to may have changed
     sources = {name: Artifact.open(uri).manifest.source() for name, uri in inputs.items()}
     difference = _difference(manifest.options, config.options()) or _difference(manifest.inputs, sources)
     if manifest.component != component or difference:
@@ -155,7 +160,7 @@ def run_step(
 
     Args:
         component: Folder name: "merge".
-        inputs: Config field to KFP input artifact (None: an optional one that was not given).
+        inputs: Config field to KFP input artifact, or to a list of them (None: an optional one that was not given).
         output: KFP output artifact; its file becomes the manifest, its metadata the facts' headline.
         config: Further options, which win over `options`: this component's own mapping of field to value, or
             the pipeline-wide mapping of component to such mappings.
@@ -171,7 +176,7 @@ def run_step(
     try:
         values = {
             **select_options(component, config, given=options or {}),
-            **{name: artifact.uri + DATA_SUFFIX for name, artifact in inputs.items() if artifact is not None},
+            **{name: _uri(artifact) for name, artifact in inputs.items() if artifact is not None},
         }
         if task_config is not None:
             values["run_on"] = _with_task(values.get("run_on") or {}, task_config)
@@ -186,6 +191,10 @@ def run_step(
     _publish(result, output, metrics, html, markdown)
     telemetry.emit("done", uri=result.artifact.uri, metrics=finite(result.metrics))
     return result
+
+
+def _uri(artifact: Any) -> Any:
+    return [_uri(one) for one in artifact] if isinstance(artifact, list) else artifact.uri + DATA_SUFFIX
 
 
 def _with_task(run_on: Mapping[str, Any], task_config: Any) -> dict[str, Any]:

@@ -11,19 +11,13 @@ SMALLEST_VOCABULARY = 258
 """256 bytes and the two special tokens."""
 
 
-class Config(BaseConfig):
-    """Turn a corpus of text into token documents: Megatron .bin/.idx pairs, one sequence a document.
-
-    A byte order mark at a document's start is dropped and CRLF becomes LF. Documents that are empty or only
-    white space are left out and counted, as are records whose text is null or not text.
-    """
+class Work(BaseConfig):
+    """What is tokenized and how, whoever does it."""
 
     corpus: InputURI
     """Corpus artifact, made by import_data."""
     tokenizer: InputURI = ""
     """Tokens, shards or model artifact whose tokenizer is used."""
-    output: OutputURI
-    """Where to write the tokens artifact; what an interrupted run finished there is not done again."""
     vocab_size: NonNegativeInt = 0
     """Ids of the byte-level BPE to train on the corpus, special tokens <|endoftext|> and <|pad|> included, at
     least 258; not looked at when a tokenizer is given."""
@@ -53,8 +47,6 @@ class Config(BaseConfig):
     """Bytes of text that the BPE is trained on at most, taken evenly over the corpus."""
     unit_bytes: Annotated[int, Field(ge=1024)] = 1 << 27
     """Input bytes a unit of work; each unit becomes one part, and is what an interrupted run repeats at most."""
-    workers: Workers = 0
-    """Processes that tokenize; 0: as many as there are CPUs, and units. The output does not depend on it."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -66,3 +58,16 @@ class Config(BaseConfig):
         if (self.split_text == "separator") != bool(self.separator):
             raise ValueError("separator: belongs to split_text=separator; give both or neither")
         return self
+
+
+class Config(Work):
+    """Turn a corpus of text into token documents: Megatron .bin/.idx pairs, one sequence a document.
+
+    A byte order mark at a document's start is dropped and CRLF becomes LF. Documents that are empty or only
+    white space are left out and counted, as are records whose text is null or not text.
+    """
+
+    output: OutputURI
+    """Where to write the tokens artifact; what an interrupted run finished there is not done again."""
+    workers: Workers = 0
+    """Processes that tokenize; 0: as many as there are CPUs, and units. The output does not depend on it."""

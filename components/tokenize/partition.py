@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> None:
     except (ValueError, OSError) as error:
         log.debug("traceback", exc_info=True)
         sys.exit(f"error: {error}")
-    log.info("tokenize: %d units of partition %s are finished at %s", done, name, config.output)
+    log.info("tokenize: %d units of partition %s are finished at %s", done.units, name, config.output)
 
 
 if __name__ == "__main__":

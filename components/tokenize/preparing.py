@@ -59,7 +59,7 @@ def prepare_tokenizer(config: Config, corpus: Artifact, units: list[Unit], folde
 
 
 def _copy_from_artifact(artifact: Artifact, folder: Path) -> None:
-    if artifact.manifest.kind not in ("tokens", "shards", "model"):
+    if artifact.manifest.kind not in ("tokens", "shards", "model", "plan"):
         raise ValueError(
             f"{artifact.uri}: a {artifact.manifest.kind} artifact has no tokenizer; give tokens, shards or a model"
         )

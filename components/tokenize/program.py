@@ -6,6 +6,7 @@ run leaves for the next, in resuming.py.
 
 import logging
 from pathlib import Path
+from typing import NamedTuple
 
 from crosstrain.components.core.artifact import Artifact, ArtifactWriter
 from crosstrain.components.core.manifest import File, TokensFacts
@@ -14,6 +15,7 @@ from crosstrain.components.core.tokenizer import Tokenizer, load_tokenizer
 from crosstrain.components.core.tokens import token_dtype
 from crosstrain.components.tokenize.config import Config
 from crosstrain.components.tokenize.deduplicating import PAIR, Parts, drop_documents, find_duplicates
+from crosstrain.components.tokenize.planned import planned_sources
 from crosstrain.components.tokenize.preparing import prepare_tokenizer, probe_texts
 from crosstrain.components.tokenize.reading import Unit, plan_units
 from crosstrain.components.tokenize.resuming import FOLDER, Records, run_key
@@ -32,15 +34,21 @@ from crosstrain.components.tokenize.working import (
 log = logging.getLogger(__name__)
 
 
-def run_partition(config: Config, partition: int, partitions: int) -> int:
+class Finished(NamedTuple):
+    """What one partition comes to, documents and tokens before duplicates are taken out."""
+
+    units: int
+    documents: int
+    tokens: int
+    tokens_per_second: float
+
+
+def run_partition(config: Config, partition: int, partitions: int) -> Finished:
     """Do every `partitions`-th unit from `partition` on, and leave parts and records at the output for `run`.
 
     Any number of processes, on any machines, may do different partitions of one output at once; `run` with the same
     options and output then takes over what they finished, does what is missing, and writes the one manifest, the same
-    bytes as without partitions. Give a tokenizer: otherwise each partition trains the same one.
-
-    Returns:
-        The units of this partition that are finished.
+    bytes as without partitions. Give a tokenizer, or a plan: otherwise each partition trains the same one.
 
     Raises:
         ValueError: as `run`, or there is no such partition.
@@ -50,8 +58,9 @@ def run_partition(config: Config, partition: int, partitions: int) -> int:
     with ArtifactWriter(config.output) as out:
         work = _Work(config, out, replaces=False)
         mine = work.units[partition::partitions]
-        work.do([unit for unit in mine if unit.index not in work.counts])
-        return len(mine)
+        rate = work.do([unit for unit in mine if unit.index not in work.counts])
+        counts = [work.counts[unit.index] for unit in mine]
+        return Finished(len(mine), sum(one.documents for one in counts), sum(one.tokens for one in counts), rate)
 
 
 def run(config: Config) -> Result:
@@ -81,7 +90,7 @@ def run(config: Config) -> Result:
             engine=work.tokenizer.engine,
             **total.values(),
         )
-        artifact = out.commit("tokenize", facts, config.options(), work.inputs)
+        artifact = out.commit("tokenize", facts, config.options(), work.sources)
         work.records.clear()
     return Result(artifact, _metrics(total, work.tokenizer, rate))
 
@@ -95,13 +104,14 @@ class _Work:
         self.inputs = {"corpus": corpus}
         if config.tokenizer:
             self.inputs["tokenizer"] = Artifact.open(config.tokenizer)
+        self.sources = planned_sources(self.inputs)
         self._config, self._out = config, out
         self.folder = out.staging / "tokenizer"
         prepare_tokenizer(config, corpus, self.units, self.folder)
         self.tokenizer = load_tokenizer(self.folder, probe_texts(config, corpus, self.units), config.engine)
         key = {
             "options": config.options(),
-            "inputs": {name: item.manifest.sha256 for name, item in self.inputs.items()},
+            "inputs": {name: item.sha256 for name, item in self.sources.items()},
             "tokenizer": self.tokenizer.facts().model_dump(),
             "engine": self.tokenizer.engine,
         }
