@@ -205,6 +205,9 @@ class Job(Config):
     """Python module to run."""
     arguments: tuple[str, ...] = ()
     """Its arguments."""
+    front: tuple[str, ...] = ()
+    """Command that each node runs instead of its launcher (torchrun, hyperpodrun), whose command line it gets behind
+    its own and runs in its turn; none: the launcher itself."""
     run_on: RunOn = RunOn()
     image: str = ""
     """The component's own image, for a `run_on` without one."""

@@ -100,7 +100,7 @@ class _Stop:
 
 def _start(job: Job, processes: int, logs: str, mark: str) -> subprocess.Popen[str]:
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
+        *job.front, sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
         f"--nproc-per-node={processes}", "--tee=3", f"--log-dir={logs}", "--max-restarts=0",
         "-m", job.module, *job.arguments,
     ]  # fmt: skip

@@ -65,6 +65,7 @@ def render(job: Job, plan: PodPlan) -> dict[str, Any]:
 
 def _command(job: Job, plan: PodPlan) -> list[str]:
     return [
+        *job.front,
         "hyperpodrun",
         *shape(job.run_on.nodes, plan.processes),
         "--rdzv-backend=hyperpod",

@@ -60,6 +60,7 @@ def render(job: Job, plan: PodPlan) -> dict[str, Any]:
 def _command(job: Job, plan: PodPlan) -> list[str]:
     run_on = job.run_on
     return [
+        *job.front,
         "torchrun",
         *shape(run_on.nodes, plan.processes),
         "--rdzv-backend=c10d",

@@ -10,6 +10,7 @@ short one, so a line of shell says it by rank. How often nodes restart is the ru
 backoffLimit, the JobSet's failurePolicy); `retries` restarts processes.
 """
 
+import shlex
 from typing import Any
 
 from crosstrain.components.core.launch.job import Job
@@ -25,9 +26,10 @@ PATCH_MANAGER = "crosstrain/launch"
 
 SCRIPT = (
     'if [ "$PET_NODE_RANK" = 0 ]; then host=true; else host=false; fi; '
-    'exec torchrun --rdzv-endpoint="$PET_MASTER_ADDR:$PET_MASTER_PORT" --rdzv-conf="is_host=$host,$0" "$@"'
+    'exec {launcher} --rdzv-endpoint="$PET_MASTER_ADDR:$PET_MASTER_PORT" --rdzv-conf="is_host=$host,$0" "$@"'
 )
-"""Run by `sh -c` with the rendezvous settings as $0 and the rest of torchrun's line as its arguments."""
+"""Run by `sh -c` with the rendezvous settings as $0 and the rest of torchrun's line as its arguments; what stands in
+front of torchrun is filled in."""
 
 
 def render(job: Job, plan: PodPlan) -> dict[str, Any]:
@@ -56,7 +58,7 @@ def render(job: Job, plan: PodPlan) -> dict[str, Any]:
             },
             "trainer": {
                 "image": plan.image,
-                "command": ["sh", "-c", SCRIPT],
+                "command": ["sh", "-c", SCRIPT.replace("{launcher}", shlex.join([*job.front, "torchrun"]))],
                 "args": literal(_arguments(job, plan)),
                 "env": plan.env,
                 "numNodes": run_on.nodes,

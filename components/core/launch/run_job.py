@@ -19,7 +19,9 @@ from crosstrain.components.core.step import RECORD_NAME, Result
 log = logging.getLogger(__name__)
 
 
-def run_as_job(component: str, config: Config, image: str, steps: int = 0) -> Result | None:
+def run_as_job(
+    component: str, config: Config, image: str, steps: int = 0, front: tuple[str, ...] = ()
+) -> Result | None:
     """Launch a component's program where `run_on` says, wait for it, and give what it made.
 
     Args:
@@ -27,6 +29,7 @@ def run_as_job(component: str, config: Config, image: str, steps: int = 0) -> Re
         config: Its configuration.
         image: Container image of its own.
         steps: Training steps it will report.
+        front: What each node runs in front of its launcher; see Job.
 
     Returns:
         The artifact that the ranks wrote, with the metrics of their run.json and the job's own beside them
@@ -39,7 +42,7 @@ def run_as_job(component: str, config: Config, image: str, steps: int = 0) -> Re
     job = own_job(component, config, image, steps)
     if job is None:
         return None
-    done = launch(job)
+    done = launch(job.model_copy(update={"front": front}))
     try:
         artifact = Artifact.open(job.run)
         record = json.loads(artifact.store.read(RECORD_NAME))
