@@ -16,6 +16,18 @@ def add_all(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         parser.set_defaults(module=f"crosstrain.pipelines.{name.replace('-', '_')}")
 
 
+def _preflight(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "pipeline", metavar="PIPELINE", nargs="?", default="", help="name of a committed pipeline, or a compiled YAML "
+        "file [default: the run file's, else pretrain_finetune]",
+    )  # fmt: skip
+    parser.add_argument("-f", "--file", metavar="RUN.yaml", type=Path, required=True, help="run file")
+    parser.add_argument(
+        "--set", metavar="NAME=VALUE", action="append", default=[], help="a parameter; wins over the run file"
+    )
+    parser.add_argument("--root", metavar="URI", default="", help="where the run will keep its artifacts: s3://…")
+
+
 def _submit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pipeline", metavar="PIPELINE", help="name of a committed pipeline, or a compiled YAML file")
     parser.add_argument("-f", "--file", metavar="RUN.yaml", type=Path, help="run file")
@@ -106,6 +118,7 @@ def _server(parser: argparse.ArgumentParser) -> None:
 
 
 _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
+    "preflight": ("check a run before anything is spent, and tell every finding at once", _preflight),
     "submit": ("start a run on a cluster, uploading the pipeline where it is absent", _submit),
     "apply": ("start every run of a folder of run files that has not been started yet", _apply),
     "status": ("what became of each run file of a folder", _status),

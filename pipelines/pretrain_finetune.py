@@ -10,6 +10,7 @@ from crosstrain.components.evaluate.component import evaluate
 from crosstrain.components.finetune_lora.component import finetune_lora
 from crosstrain.components.import_data.component import import_data
 from crosstrain.components.merge.component import merge
+from crosstrain.components.preflight.component import preflight
 from crosstrain.components.shard.component import shard
 from crosstrain.components.tokenize.component import tokenize
 from crosstrain.components.train_fp8.component import train_fp8
@@ -46,8 +47,21 @@ def pretrain_finetune(
         state: Prefix for checkpoints, so that a killed run resumes; empty keeps them beside each step's output.
         config: Further options by component, such as {"train_fp8" : {"learning_rate" : 0.001}}; they win.
     """
+    checked = preflight(
+        corpus=corpus,
+        tuning_corpus=tuning_corpus,
+        state=state,
+        preset=preset,
+        precision=precision,
+        vocab_size=vocab_size,
+        sequence_length=sequence_length,
+        train_steps=train_steps,
+        tune_steps=tune_steps,
+        config=config,
+    )
+    checked.set_display_name("Preflight").set_caching_options(False)
     raw = import_data(source=corpus, config=config)
-    raw.set_display_name("Import corpus").set_caching_options(False)
+    raw.set_display_name("Import corpus").set_caching_options(False).after(checked)
     tokens = tokenize(corpus=raw.outputs["data"], vocab_size=vocab_size, config=config)
     tokens.set_display_name("Tokenize corpus")
     shards = shard(tokens=tokens.outputs["tokens"], sequence_length=sequence_length, seed=seed, config=config)
@@ -64,7 +78,7 @@ def pretrain_finetune(
     base.set_display_name("Pre-train")
 
     tuning_raw = import_data(source=tuning_corpus, config=config)
-    tuning_raw.set_display_name("Import tuning corpus").set_caching_options(False)
+    tuning_raw.set_display_name("Import tuning corpus").set_caching_options(False).after(checked)
     tuning_tokens = tokenize(corpus=tuning_raw.outputs["data"], tokenizer=tokens.outputs["tokens"], config=config)
     tuning_tokens.set_display_name("Tokenize tuning corpus")
     tuning = shard(tokens=tuning_tokens.outputs["tokens"], sequence_length=sequence_length, seed=seed, config=config)

@@ -220,6 +220,14 @@ class EvaluationFacts(_Strict):
     """Finite numbers only; names as KFP shows them."""
 
 
+class PreflightFacts(_Strict):
+    """A run that was checked before it began, without errors; what was found besides is in run.json."""
+
+    kind: Literal["preflight"] = "preflight"
+    checks: tuple[str, ...]
+    """Names of the checks."""
+
+
 Facts = Annotated[
     CorpusFacts
     | TokensFacts
@@ -229,7 +237,8 @@ Facts = Annotated[
     | ModelFacts
     | AdapterFacts
     | CheckpointFacts
-    | EvaluationFacts,
+    | EvaluationFacts
+    | PreflightFacts,
     Field(discriminator="kind"),
 ]
 

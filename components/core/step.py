@@ -28,7 +28,7 @@ from crosstrain.components.core.manifest import MANIFEST_NAME, Source, finite
 log = logging.getLogger(__name__)
 
 COMPONENTS = (
-    "import_data", "import_model", "tokenize", "shard", "train_fp8", "finetune_lora", "merge", "evaluate",
+    "preflight", "import_data", "import_model", "tokenize", "shard", "train_fp8", "finetune_lora", "merge", "evaluate",
     "tokenize_plan", "tokenize_partition", "tokenize_join",
 )  # fmt: skip
 

@@ -167,6 +167,26 @@ class Cluster:
             if refusal.status != 404:
                 raise
 
+    def may(self, verb: str, group: str, resource: str) -> bool:
+        """Whether this account may do something in the namespace, by the cluster's own word.
+
+        Args:
+            verb: "create".
+            group: API group; empty: the core's.
+            resource: Plural, with a subresource after a slash: "pods/log".
+        """
+        plural, _, part = resource.partition("/")
+        asked = {"namespace": self.namespace, "verb": verb, "group": group, "resource": plural, "subresource": part}
+        body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
+                "spec": {"resourceAttributes": asked}}  # fmt: skip
+        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
+        def send() -> bool:
+            response = self.dynamic.request("post", path, body=body, serialize=False, _request_timeout=REQUEST_SECONDS)
+            return bool(json.loads(response.data)["status"]["allowed"])
+
+        return self._attempt(send, "create selfsubjectaccessreviews")
+
     def log(self, pod: str, query: Mapping[str, str], read_seconds: float = REQUEST_SECONDS[1]) -> Iterator[str]:
         """Lines of a container's log; with `follow` until it ends.
 

@@ -23,7 +23,7 @@ from crosstrain.components.core.launch.logs import LogFollower
 from crosstrain.components.core.launch.nodes import Node, all_up, read_nodes, seconds
 from crosstrain.components.core.launch.plan import JOB_LABEL, processes_per_node
 from crosstrain.components.core.launch.postmortem import find_first_failure
-from crosstrain.components.core.launch.reasons import Reasons, workloads
+from crosstrain.components.core.launch.reasons import Reasons, kueue
 from crosstrain.components.core.launch.render import KINDS, render
 from crosstrain.components.core.launch.signals import on_stop
 from crosstrain.components.core.launch.submit import submit, verdict
@@ -63,7 +63,7 @@ def run_on_cluster(job: Job, cluster: Cluster, show: Callable[[str], None] = _pr
     kind = KINDS[job.run_on.target]
     render(job)  # whatever is wrong with the job itself is said before the cluster is asked
     resource = cluster.resource(kind.api_version, kind.plural, HINTS[job.run_on.target])
-    queues = workloads(cluster) if job.run_on.queue else None
+    queues = kueue(cluster) if job.run_on.queue else None
     inbox, stop = Inbox(), threading.Event()
     with on_stop(inbox.put):
         try:

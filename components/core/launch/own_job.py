@@ -43,7 +43,7 @@ def own_job(component: str, config: Config, image: str, steps: int = 0) -> Job |
         module=f"crosstrain.components.{component}",
         arguments=("--config", json.dumps(values, sort_keys=True)),
         run_on=run_on,
-        image=images.NEURON if _on_neuron(run_on) else image,
+        image=own_image(run_on, image),
         steps=steps,
     )
     if run_on.target != "local":
@@ -57,8 +57,13 @@ def own_job(component: str, config: Config, image: str, steps: int = 0) -> Job |
     return None if processes_per_node(job) == 1 else job
 
 
-def _on_neuron(run_on: RunOn) -> bool:
+def own_image(run_on: RunOn, image: str) -> str:
+    """The image for a `run_on` without one: the component's own, on NeuronCores Trainium's.
+
+    Raises:
+        ValueError: an unknown instance type.
+    """
     if not run_on.instance_type:
-        return False
+        return image
     instance = load_instances(run_on.instances_file).find(run_on.instance_type)
-    return any(name.startswith(NEURON_RESOURCES) for name in instance.devices)
+    return images.NEURON if any(name.startswith(NEURON_RESOURCES) for name in instance.devices) else image

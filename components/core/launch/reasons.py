@@ -33,8 +33,8 @@ class Admission:
     """Why not; names the resource that is short."""
 
 
-def workloads(cluster: Cluster) -> Resource:
-    """Kueue's workloads, in the newest version that the cluster serves.
+def kueue(cluster: Cluster, plural: str = WORKLOADS) -> Resource:
+    """A resource of Kueue, in the newest version that the cluster serves.
 
     Raises:
         ValueError: the cluster has no Kueue.
@@ -42,10 +42,10 @@ def workloads(cluster: Cluster) -> Resource:
     hint = "run_on.queue needs Kueue (HyperPod task governance); leave queue empty or install it"
     for version in KUEUE_VERSIONS[:-1]:
         try:
-            return cluster.resource(f"{KUEUE_GROUP}/{version}", WORKLOADS, hint)
+            return cluster.resource(f"{KUEUE_GROUP}/{version}", plural, hint)
         except ValueError:
             continue
-    return cluster.resource(f"{KUEUE_GROUP}/{KUEUE_VERSIONS[-1]}", WORKLOADS, hint)
+    return cluster.resource(f"{KUEUE_GROUP}/{KUEUE_VERSIONS[-1]}", plural, hint)
 
 
 class Reasons:

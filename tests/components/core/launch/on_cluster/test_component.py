@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 from kfp import dsl
 
 from crosstrain.components import images
@@ -17,10 +16,10 @@ from crosstrain.components.core.artifact import Artifact
 from crosstrain.components.core.step import DATA_SUFFIX, execute, load_config
 from crosstrain.components.train_fp8.component import train_fp8
 
-PLURAL, NAMESPACE = "hyperpodpytorchjobs", "team"
+PLURAL = "hyperpodpytorchjobs"
 PRICE = {"usd_per_hour": 36.0, "source": "a contract", "date": "2026-12-01"}
 RUN_ON = {
-    "target": "hyperpod", "instance_type": "ml.p5.48xlarge", "nodes": 2, "namespace": NAMESPACE, "queue": "crosstrain",
+    "target": "hyperpod", "instance_type": "ml.p5.48xlarge", "nodes": 2, "namespace": "team", "queue": "crosstrain",
     "prices": {"ml.p5.48xlarge": PRICE}, "tolerations": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}],
 }  # fmt: skip
 OPTIONS = {
@@ -79,19 +78,6 @@ class Step:
         self._done.result(timeout=60)
 
 
-@pytest.fixture
-def cluster(api, play, tmp_path, monkeypatch):
-    """A kubeconfig that reaches the server, and the patient times of `play` made short."""
-    one = {"name": "test", "cluster": {"server": api.url}}
-    config = {
-        "apiVersion": "v1", "kind": "Config", "current-context": "test", "clusters": [one],
-        "users": [{"name": "test", "user": {}}],
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
-    }  # fmt: skip
-    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
-
-
 def job(api) -> dict[str, Any]:
     (found,) = api.wait_for(lambda: api.objects.get(PLURAL), seconds=60).values()
     return found
@@ -121,7 +107,7 @@ def play_nodes(api, name: str, seconds_queued: int, seconds_run: int) -> None:
     api.put(PLURAL, name, status={"conditions": [condition], "completionTime": times["finishedAt"]})
 
 
-def test_a_training_step_is_a_job_from_face_to_metrics(api, cluster, shards, tmp_path, validate, pod_of):
+def test_a_training_step_is_a_job_from_face_to_metrics(api, play, kubeconfig, shards, tmp_path, validate, pod_of):
     api.age = 10_000
     step = Step(shards, tmp_path)
     made = job(api)
@@ -159,7 +145,7 @@ def test_a_training_step_is_a_job_from_face_to_metrics(api, cluster, shards, tmp
     assert again.logged == step.logged and api.requests.count(("create", PLURAL)) == 1, "done once"
 
 
-def test_a_job_that_wrote_somewhere_else_fails_the_step(api, cluster, shards, tmp_path):
+def test_a_job_that_wrote_somewhere_else_fails_the_step(api, play, kubeconfig, shards, tmp_path):
     step = Step(shards, tmp_path)
     made = job(api)
     play_nodes(api, made["metadata"]["name"], seconds_queued=0, seconds_run=0)

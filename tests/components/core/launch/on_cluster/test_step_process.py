@@ -1,6 +1,5 @@
 """A step as a process of its own: cancelled, it deletes its job; killed, it leaves it for the next try."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -8,7 +7,6 @@ import textwrap
 from collections.abc import Iterator
 
 import pytest
-import yaml
 
 STEP = """
 import logging, sys
@@ -21,25 +19,14 @@ print(launch(Job(run="s3://lake/run-1", task="train_fp8", module="m", run_on=run
 
 
 @pytest.fixture
-def step(api, tmp_path) -> Iterator:
+def step(kubeconfig) -> Iterator:
     """A function that starts the step's process, connected by a kubeconfig."""
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "test",
-        "clusters": [{"name": "test", "cluster": {"server": api.url}}],
-        "users": [{"name": "test", "user": {}}],
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
-    }
-    path = tmp_path / "kubeconfig"
-    path.write_text(yaml.safe_dump(config))
     processes = []
 
     def start() -> subprocess.Popen[str]:
-        environment = {**os.environ, "KUBECONFIG": str(path)}
         process = subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(STEP)],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         processes.append(process)
         return process

@@ -1,0 +1,130 @@
+"""Model and machine: whether the batch and the model fit the processes, the device the precision, memory the model."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from crosstrain.components.core.findings import Finding, error, not_checked, warning
+from crosstrain.components.core.launch.instances import Instance
+from crosstrain.components.core.launch.own_job import NEURON_RESOURCES
+from crosstrain.components.core.memory import FP32, GIB, HALF, Cut, Estimate, Shape, estimate_training, estimate_tuning
+from crosstrain.components.preflight.work import PRETRAIN, Training
+
+FULL = 0.9
+"""Share of a device's memory above which an estimate is a warning: it leaves out fragments and buffers."""
+FP8_MULTIPLE = 16
+"""Dimensions of fp8 matrix products are multiples of this."""
+CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def check_layout(training: Training) -> Iterator[Finding]:
+    """Whether the batch divides over the processes, and samples fit the model."""
+    step, where = training.config, f"{training.component} layout"
+    if step.global_batch_size % training.processes:
+        near = max(1, -(-step.global_batch_size // training.processes)) * training.processes
+        yield error(
+            where,
+            f"global_batch_size {step.global_batch_size} does not divide over {training.processes} processes",
+            f"nearest: {near}",
+        )
+    longest = training.shape.get("max_position_embeddings")
+    if longest and training.sequence_length > longest:
+        yield error(
+            where,
+            f"sequence_length {training.sequence_length} is above the model's {longest} positions",
+            "shard with a smaller one",
+        )
+    if training.component == PRETRAIN and step.precision == "fp8":
+        yield from _fp8_dimensions(training, where)
+
+
+def _fp8_dimensions(training: Training, where: str) -> Iterator[Finding]:
+    for name in ("hidden_size", "intermediate_size"):
+        size = training.shape.get(name, 0)
+        if size % FP8_MULTIPLE:
+            near = round(size / FP8_MULTIPLE) * FP8_MULTIPLE
+            yield error(
+                where, f"precision fp8 wants {name} in multiples of {FP8_MULTIPLE}, not {size}", f"nearest: {near}"
+            )
+
+
+def check_device(training: Training) -> Iterator[Finding]:
+    """Whether the accelerator can do what is asked of it; a substitute is never taken in silence."""
+    step, instance, where = training.config, training.instance, f"{training.component} device"
+    if instance is None:
+        if training.on_cluster:
+            yield not_checked(where, "run_on names no instance_type", "name one, so that device and memory are checked")
+        return
+    name = f"{training.run_on.instance_type} ({instance.accelerator or 'no accelerator'})"
+    neuron = any(resource.startswith(NEURON_RESOURCES) for resource in instance.devices)
+    if training.component == PRETRAIN:
+        if neuron:
+            yield error(where, f"train_fp8 does not run on {name}", "choose an instance with NVIDIA GPUs, or CPUs")
+        elif step.precision == "fp8" and instance.devices and not instance.fp8:
+            yield error(where, f"{name} has no FP8 arithmetic", "use precision bf16, or an H100, H200 or newer")
+    elif neuron and step.method == "dora":
+        yield error(
+            where, f"DoRA on {name}: optimum-neuron loses its magnitudes when it consolidates", "use method lora"
+        )
+    if step.device == "cuda" and "nvidia.com/gpu" not in instance.devices:
+        yield error(where, f"device cuda, and {name} has no CUDA device", "use device auto")
+
+
+def check_memory(training: Training) -> Iterator[Finding]:
+    """The estimate of core/memory against what one process's device has."""
+    where = f"{training.component} memory"
+    unknown = [name for name, value in (("the model's shape", training.shape), ("its vocabulary", training.vocab),
+                                        ("sequence_length", training.sequence_length)) if not value]  # fmt: skip
+    if unknown:
+        yield not_checked(where, f"{' and '.join(unknown)} not known before the run")
+        return
+    try:
+        estimate = _estimate(training)
+    except ValueError as fault:
+        yield error(where, fault)
+        return
+    if training.instance is not None:
+        has, name = _device_bytes(training.instance, training), training.run_on.instance_type
+    elif training.on_cluster or os.environ.get("KFP_POD_NAME"):
+        yield not_checked(where, f"it needs about {estimate} a process, and the pod's memory is not known here")
+        return
+    elif Path("/dev/nvidiactl").exists():
+        yield not_checked(where, f"it needs about {estimate}, and this machine's GPU is not asked here")
+        return
+    else:
+        has, name = _machine_bytes() / training.processes, "this machine"
+    what = f"needs about {estimate} a process, and {name} has {has / GIB:.1f} GiB for each"
+    advice = "more nodes, a smaller micro_batch_size or sequence_length, or a smaller model"
+    if estimate.total > has:
+        yield error(where, what, advice)
+    elif estimate.total > FULL * has:
+        yield warning(where, f"{what}: close", advice)
+
+
+def _estimate(training: Training) -> Estimate:
+    step: Any = training.config
+    shape = Shape.read(training.shape, training.vocab)
+    micro = min(step.micro_batch_size, max(1, step.global_batch_size // training.processes))
+    tokens = micro * training.sequence_length
+    if training.component == PRETRAIN:
+        return estimate_training(shape, Cut(tokens, shard=training.processes), half=step.precision != "fp32")
+    base = HALF if step.base_dtype == "bfloat16" else FP32
+    return estimate_tuning(shape, Cut(tokens), step.rank, base)
+
+
+def _device_bytes(instance: Instance, training: Training) -> float:
+    """Memory that one process's accelerator has, or its part of the node's where there is none."""
+    per_node = training.processes / training.run_on.nodes
+    if instance.devices:
+        return sum(instance.devices.values()) * instance.device_memory_gib * GIB / max(per_node, instance.processes)
+    return instance.memory_gib * GIB / per_node
+
+
+def _machine_bytes() -> int:
+    """Memory of this machine, or of the container it is."""
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in map(Path, CGROUP_LIMITS):
+        if path.is_file() and (text := path.read_text().strip()).isdecimal():
+            found.append(int(text))
+    return min(found)
