@@ -37,13 +37,13 @@ class Task(argparse.Namespace):
 def crosstrain(task: Task) -> Iterator[int]:
     """ShardDataset: ids, labels and positions, in the order of a batch plan; every shard verified on first use."""
     from crosstrain.components.core.artifact import Artifact
-    from crosstrain.components.core.data import BatchPlan, ShardDataset, collate
+    from crosstrain.components.core.data import BatchPlan, ShardDataset
 
     dataset = ShardDataset(Artifact.open(task.shards, "shards"), "train")
     plan = BatchPlan(len(dataset), BATCH, seed=0)
     step = 0
     while True:
-        batch = collate([dataset[int(index)] for index in plan.indices(step)])
+        batch = dataset.batch(plan.indices(step))
         step += 1
         yield len(batch["input_ids"])
 

@@ -7,8 +7,10 @@ in process is faster than any pipe) and tensors (torch is the trainer's).
 """
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -66,7 +68,7 @@ class ShardDataset:
         self.vocab_size: int = facts.tokenizer.vocab_size
         self._cache = ShardCache(artifact, self.split.shards, cache_bytes)
         self._pad: int = facts.tokenizer.eos_id
-        self._ends = np.cumsum(np.array(self.split.shard_tokens, np.int64))
+        self._ends: list[int] = np.cumsum(np.array(self.split.shard_tokens, np.int64)).tolist()
         self._fetching_ahead = False
 
     def __len__(self) -> int:
@@ -75,40 +77,71 @@ class ShardDataset:
 
     def __getitem__(self, index: int) -> Sample:
         """Sample `index`, with 0 <= index < len(self)."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"sample {index} of {len(self)}")
+        ids, labels, positions, continues = self._gather([index])
+        return Sample(ids[0], labels[0], positions[0], continues[0])
+
+    def batch(self, indices: Sequence[int] | Int64s) -> dict[str, Int64s]:
+        """What `collate` makes of these samples, each array built in one go: `input_ids` … [indices, L]."""
+        ids, labels, positions, _ = self._gather([int(index) for index in indices])
+        return {"input_ids": ids, "labels": labels, "position_ids": positions}
+
+    def _gather(self, indices: list[int]) -> tuple[Int64s, Int64s, Int64s, list[bool]]:
+        """Ids, labels, positions [indices, L], and whether each sample goes on with the document before it."""
+        for index in indices:
+            if not 0 <= index < len(self):
+                raise IndexError(f"sample {index} of {len(self)}")
         if not self._fetching_ahead:
             self._fetching_ahead = True
             self._cache.prefetch(range(len(self.split.shards)))
-        length = self.sequence_length
-        begin, end = index * length, min((index + 1) * length, self.split.tokens)
-        ids = np.full(length, self._pad, np.int64)
-        is_start = np.zeros(length, np.bool_)
-        at = begin
+        length, total = self.sequence_length, self.split.tokens
+        ids = np.empty((len(indices), length), np.int64)
+        found, continues = [np.arange(0, ids.size, length)], []
+        pads = np.zeros(0, np.int64)
+        for row, index in enumerate(indices):
+            starts = self._fill(ids[row], index * length, row * length, found)
+            continues.append(not starts)
+            if (real := total - index * length) < length:
+                ids[row, real:] = self._pad
+                pads = np.concatenate([pads, np.arange(row * length + real, (row + 1) * length)])
+                found.append(pads[real - length :][:1])
+        begins = np.unique(np.concatenate(found))
+        positions = np.repeat(begins, np.diff(begins, append=ids.size))
+        np.subtract(_places(ids.size), positions, out=positions)
+        labels = ids.flatten()
+        labels[begins] = IGNORE
+        labels[pads] = IGNORE
+        return ids, labels.reshape(ids.shape), positions.reshape(ids.shape), continues
+
+    def _fill(self, row: Int64s, begin: int, place: int, found: list[Int64s]) -> bool:
+        """Copy the ids from `begin` on into a row, and note where documents begin as places of the batch.
+
+        Returns:
+            Whether one begins with the first id.
+        """
+        at, end, first = begin, min(begin + len(row), self.split.tokens), False
         while at < end:
-            shard = int(np.searchsorted(self._ends, at, side="right"))
-            base = int(self._ends[shard]) - self.split.shard_tokens[shard]
-            stop = min(end, int(self._ends[shard]))
+            shard = bisect_right(self._ends, at)
+            base = self._ends[shard] - self.split.shard_tokens[shard]
+            stop = min(end, self._ends[shard])
             values, starts = self._open(shard)
-            ids[at - begin : stop - begin] = values[at - base : stop - base]
-            low, high = np.searchsorted(starts, (at - base, stop - base))
-            is_start[starts[low:high] + (base - begin)] = True
+            row[at - begin : stop - begin] = values[at - base : stop - base]
+            low, high = starts.searchsorted((at - base, stop - base))
+            if high > low:
+                places = starts[low:high] + (place + base - begin)
+                first = first or bool(places[0] == place)
+                found.append(places)
             at = stop
-        continues = not is_start[0]
-        is_start[0] = True
-        real = end - begin
-        if real < length:
-            is_start[real] = True
-        starts = np.flatnonzero(is_start)
-        positions = np.arange(length) - np.repeat(starts, np.diff(starts, append=length))
-        labels = np.where(is_start, IGNORE, ids)
-        labels[real:] = IGNORE
-        return Sample(ids, labels, positions, continues)
+        return first
 
     def _open(self, shard: int) -> tuple[Ids, Int64s]:
         """A shard's ids, and where documents begin in it (the rest of one begun before is not a beginning)."""
         pair = self._cache[shard]
         return pair.ids, pair.starts[1:] if self.split.continues[shard] else pair.starts
+
+
+@lru_cache(maxsize=4)
+def _places(size: int) -> Int64s:
+    return np.arange(size)
 
 
 def collate(samples: Sequence[Sample]) -> dict[str, Int64s]:
@@ -210,10 +243,26 @@ class BatchPlan:
 
     def indices(self, step: int) -> Int64s:
         """The samples that this rank takes at optimizer step `step` (from 0); [global_batch // world]."""
-        positions = step * self.global_batch + np.arange(self.rank, self.global_batch, self.world, dtype=np.int64)
-        epochs, places = np.divmod(positions, self.samples)
-        found = np.empty_like(positions)
-        for epoch in np.unique(epochs):
-            chosen = epochs == epoch
-            found[chosen] = epoch_order(self.samples, self.seed, int(epoch))(places[chosen])
-        return found
+        begin = step * self.global_batch
+        return _stream(self.samples, self.seed, begin, begin + self.global_batch)[self.rank :: self.world]
+
+
+def _stream(samples: int, seed: int, begin: int, end: int) -> Int64s:
+    """The samples at positions [begin, end) of the endless stream of epochs."""
+    pieces = []
+    while begin < end:
+        epoch, place = divmod(begin, samples)
+        number, offset = divmod(place, _BLOCK)
+        piece = _order_block(samples, seed, epoch, number)[offset : offset + end - begin]
+        pieces.append(piece)
+        begin += piece.size
+    return np.concatenate(pieces)
+
+
+@lru_cache(maxsize=8)
+def _order_block(samples: int, seed: int, epoch: int, number: int) -> Int64s:
+    """Part of an epoch's order: many positions cost little more than one."""
+    return epoch_order(samples, seed, epoch)(np.arange(number * _BLOCK, min((number + 1) * _BLOCK, samples)))
+
+
+_BLOCK = 4096

@@ -154,4 +154,4 @@ def _map(path: Path, dtype: np.dtype, offset: int, count: int) -> NDArray:
         return np.empty(0, dtype)
     if path.stat().st_size < offset + count * dtype.itemsize:
         raise ValueError(f"{path}: cut short; make the tokens again")
-    return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(count,))
+    return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(count,)).view(np.ndarray)  # slices at less cost

@@ -72,6 +72,9 @@ def test_samples_are_the_stream_cut_at_equal_lengths(
         assert sample.position_ids.tolist() == positions + list(range(pads))
         expected = [i if position else IGNORE for (i, _), position in zip(piece, positions, strict=True)]
         assert sample.labels.tolist() == expected + [IGNORE] * pads
+    order = [*range(len(data)), *range(len(data) - 1, -1, -1)]
+    batch, collated = data.batch(order), collate([data[i] for i in order])
+    assert all(np.array_equal(batch[name], collated[name]) for name in collated)
 
 
 def test_a_pad_that_is_eos_leaves_the_last_eos_its_label(tmp_path: Path) -> None:
@@ -145,6 +148,17 @@ def test_ranks_together_see_every_sample_once_an_epoch_in_the_same_order(
     ranks = [BatchPlan(samples, batch, seed, rank, world) for rank in range(world)]
     together = [np.stack([plan.indices(step) for plan in ranks], axis=1).ravel() for step in range(steps)]
     assert np.array_equal(np.concatenate(together), alone)
+
+
+def test_a_plan_follows_the_order_of_each_epoch_wherever_a_batch_lies() -> None:
+    samples, batch = 9_000, 500
+    expected = np.concatenate([epoch_order(samples, 3, epoch)(np.arange(samples)) for epoch in range(2)])
+    plan = BatchPlan(samples, batch, seed=3)
+    for step in (35, 0, 8, 17, 9, 16, 18):
+        assert np.array_equal(plan.indices(step), expected[step * batch : (step + 1) * batch])
+    part = BatchPlan(samples, batch, seed=3, rank=1, world=4).indices(8)
+    part[:] = 0
+    assert np.array_equal(plan.indices(8), expected[4000:4500])
 
 
 @pytest.mark.parametrize(
