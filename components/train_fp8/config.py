@@ -29,7 +29,10 @@ class Config(TrainingOptions):
     """Arithmetic of the matrix products; parameters and optimizer are fp32. On a CPU fp8 is emulated, and called so
     everywhere."""
     fp8_recipe: RecipeName = "tensorwise"
-    """Scaling of fp8 tensors: one scale a tensor, or one a row."""
+    """Scaling of fp8 tensors. tensorwise: one scale a tensor; rowwise: one a row; both by torchao. current, delayed,
+    block (1 x 128, weights 128 x 128), mxfp8 (1 x 32): TransformerEngine's, on a CPU a reference (docs/fp8.md)."""
+    fp8_amax_history: PositiveInt = 1024
+    """Forward passes that recipe delayed looks back on for its scales."""
     fp8_keep_first: NonNegativeInt = 0
     """Decoder blocks at the input end that stay out of fp8."""
     fp8_keep_last: NonNegativeInt = 0

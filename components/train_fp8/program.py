@@ -18,7 +18,7 @@ from crosstrain.components.core.checkpoint import Checkpoints, run_key
 from crosstrain.components.core.data import BatchPlan, ShardDataset
 from crosstrain.components.core.device import choose_device, require_one_process
 from crosstrain.components.core.launch.run_job import run_as_job
-from crosstrain.components.core.precision import Precision, choose
+from crosstrain.components.core.precision import Precision, Surroundings, choose
 from crosstrain.components.core.presets import read_shape
 from crosstrain.components.core.reproducible import reproducible
 from crosstrain.components.core.step import Result
@@ -59,11 +59,12 @@ def run(config: Config) -> Result:
         keep_first=config.fp8_keep_first,
         keep_last=config.fp8_keep_last,
         minimum_features=config.fp8_minimum_features,
+        amax_history=config.fp8_amax_history,
     )
     shape = read_shape(config.preset, config.model_config_json)
     llama = models.llama_config(shape, facts.tokenizer)
     models.check_length(facts.sequence_length, llama)
-    precision.check(llama)
+    precision.check(llama, Surroundings(compile=config.compile))
     open_store(config.output).check_writable()
     inputs = {"shards": shards.manifest.source()}
     identity = {**config.options(), "shape": shape, "device": device.type}

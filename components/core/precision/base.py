@@ -84,10 +84,6 @@ class Precision(ABC):
                 their fp8 form from the first micro-batch of a step to its others; None: keep nothing.
         """
 
-    def recompute_context(self) -> AbstractContextManager[object]:
-        """The context to recompute a forward pass in: the second of torch.utils.checkpoint's `context_fn`."""
-        return nullcontext()
-
     def reduce_over(self, group: "ProcessGroup") -> None:  # noqa: B027
         """Take amaxes as the largest over a group of ranks, where scales outlive a step; call before training."""
 

@@ -140,9 +140,6 @@ class Partial(Precision):
     def autocast(self, first_micro_batch: bool | None = None) -> AbstractContextManager[object]:
         return self.inner.autocast(first_micro_batch)
 
-    def recompute_context(self) -> AbstractContextManager[object]:
-        return self.inner.recompute_context()
-
     def watch(self, model: nn.Module) -> AbstractContextManager[Watch]:
         return self.inner.watch(model)
 

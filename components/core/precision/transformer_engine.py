@@ -6,14 +6,14 @@ docs/fp8.md). So this module is thin: TransformerEngine does the work, and what 
 
 What is known to bite, and where it is met. A module's pickled `_extra_state` is in no state dict of ours: our
 layer has none, and delayed scales travel as plain tensors by `state`. FP8 weights are kept from a step's first
-micro-batch to its others, and never beyond: not in validation, not under FSDP2 or torch.compile. Tensor
+micro-batch to its others, and never beyond: not in validation, not under FSDP2, torch.compile or recomputation. Tensor
 parallelism is refused, because TransformerEngine's layers hold plain local shards, where the rest of the model
 holds DTensors. Importing TransformerEngine without a GPU fails in several ways; all become one error.
 """
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from types import ModuleType
 from typing import Any, cast
@@ -64,6 +64,7 @@ class TransformerEngineFp8(Fp8):
         self._group: ProcessGroup | None = None
         self._caches_weights = False
         self.first_micro_batch: bool | None = None
+        self.is_inside = False
 
     def _available(self) -> tuple[bool, str]:
         te = self._te
@@ -85,7 +86,7 @@ class TransformerEngineFp8(Fp8):
                 "fp8_recipe delayed: TransformerEngine refuses it under torch.compile; use fp8_recipe current, or "
                 "compile false"
             )
-        self._caches_weights = not (around.fsdp or around.compile)
+        self._caches_weights = not (around.fsdp or around.compile or around.recompute)
 
     def _make_layer(self, linear: nn.Linear, name: str) -> nn.Module:
         layer: nn.Module = layer_class()(
@@ -103,14 +104,15 @@ class TransformerEngineFp8(Fp8):
 
     @contextmanager
     def _autocast(self, first_micro_batch: bool | None) -> Iterator[None]:
-        self.first_micro_batch = first_micro_batch
+        self.first_micro_batch, self.is_inside = first_micro_batch, True
         try:
-            with torch.autocast(self.device.type, torch.bfloat16), self.recompute_context():
+            with torch.autocast(self.device.type, torch.bfloat16), self.enter_recipe():
                 yield
         finally:
-            self.first_micro_batch = None
+            self.first_micro_batch, self.is_inside = None, False
 
-    def recompute_context(self) -> AbstractContextManager[object]:
+    def enter_recipe(self) -> AbstractContextManager[object]:
+        """TransformerEngine's context for the recipe."""
         te = self._te
         return cast(
             AbstractContextManager[object],
@@ -152,7 +154,7 @@ class TransformerEngineFp8(Fp8):
 
     def _place(self) -> None:
         """Put the delayed scales that are kept into the layers, as their first pass would find them."""
-        with torch.no_grad(), self.recompute_context():
+        with torch.no_grad(), self.enter_recipe():
             for name, layer in self._layers.items():
                 wanted = {}
                 for side, key in META.items():
@@ -208,7 +210,10 @@ def make_recipe(recipe: ModuleType, name: RecipeName, amax_history: int) -> Any:
 
 @cache
 def layer_class() -> type[nn.Module]:
-    """Our te.Linear: called like nn.Linear, told of micro-batches by its owner, and without extra state."""
+    """Our te.Linear: called like nn.Linear, told of micro-batches by its owner, and without extra state.
+
+    Activations are recomputed outside the loop's context, in backward: there the layer enters the recipe by itself.
+    """
     te, _ = load()
 
     class TransformerEngineLinear(te.Linear):  # type: ignore[name-defined]
@@ -216,7 +221,9 @@ def layer_class() -> type[nn.Module]:
         set_extra_state = nn.Module.set_extra_state
 
         def forward(self, input: torch.Tensor) -> torch.Tensor:
-            output: torch.Tensor = super().forward(input, is_first_microbatch=self.owner.first_micro_batch)
+            owner = self.owner
+            with nullcontext() if owner.is_inside else owner.enter_recipe():
+                output: torch.Tensor = super().forward(input, is_first_microbatch=owner.first_micro_batch)
             return output
 
     return TransformerEngineLinear
