@@ -18,7 +18,6 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
@@ -117,6 +116,8 @@ def parse_arguments(config: type[AnyConfig], program: str, argv: Sequence[str] |
     Raises:
         ValueError: a value is refused by the configuration, or the file is not a mapping.
     """
+    import yaml  # a step that KFP runs needs none
+
     parser = argparse.ArgumentParser(
         prog=program,
         description=config.__doc__,

@@ -30,7 +30,6 @@ class _Strict(BaseModel):
         frozen=True,
         allow_inf_nan=False,
         ser_json_inf_nan="constants",  # so that encoding refuses them in options, where null would be written
-        use_attribute_docstrings=True,
     )
 
 
