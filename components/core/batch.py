@@ -8,7 +8,7 @@ scaling factor ever sees them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import cast
 
@@ -73,6 +73,11 @@ def make_batch(samples: Sequence[Sample], token_multiple: int = 1) -> Batch:
         labels=int((targets != IGNORE).sum()),
         tokens=tokens,
     )
+
+
+def blank(sample: Sample) -> Sample:
+    """A sample of the same length that reaches no loss: what fills a rank's micro-batch up."""
+    return replace(sample, labels=np.full_like(sample.labels, IGNORE))
 
 
 class PadEmbedding(nn.Embedding):

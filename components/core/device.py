@@ -1,4 +1,4 @@
-"""Where a program computes: which device, and in how many processes. Left out on purpose: several processes."""
+"""Where a program computes: the CPU, or which GPU."""
 
 import os
 from typing import Literal
@@ -9,20 +9,21 @@ DeviceName = Literal["auto", "cpu", "cuda"]
 
 
 def choose_device(name: DeviceName) -> torch.device:
-    """The device for a name; auto: the first GPU, else the CPU.
+    """The device for a name; auto: a GPU where there is one, else the CPU. Each process of a node has its own GPU.
 
     Raises:
-        ValueError: cuda is wanted, and torch sees none.
+        ValueError: cuda is wanted, and torch sees none, or fewer than the node has processes.
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("device cuda: torch sees no CUDA device on this machine; use device cpu or auto")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
-
-
-def require_one_process() -> None:
-    """Refuse to be one of several processes, as torchrun would start them."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    if world > 1:
-        raise ValueError(f"WORLD_SIZE is {world}: this version works in one process only; start it without torchrun")
+    if name == "cpu":
+        return torch.device(name)
+    number = int(os.environ.get("LOCAL_RANK", "0"))
+    if number >= torch.cuda.device_count():
+        raise ValueError(
+            f"process {number} of this node has no GPU: torch sees {torch.cuda.device_count()}; start as many processes"
+        )
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)

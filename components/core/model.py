@@ -5,18 +5,29 @@ tokenizer's files at the root, so that any tool reads it without us. Left out on
 components that make and merge them know peft) and the conversion between number formats (core/precision).
 """
 
+import json
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTrainedModel
+from safetensors.torch import save_file
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils.logging import disable_progress_bar
 
 from crosstrain.components.core.artifact import Artifact, ArtifactWriter
 from crosstrain.components.core.manifest import ModelFacts, TokenizerFacts
 
-SHARD_SIZE = "5GB"
-"""Largest safetensors file; a larger model is split into several with an index."""
+SHARD_SIZE = 5_000_000_000
+"""Bytes of the largest safetensors file; a larger model is split into several with an index."""
 LOG_NAME = "training_log.jsonl"
 """One JSON object an optimizer step, beside the weights that it led to."""
 TOKENIZER_FOLDER = "tokenizer/"
@@ -98,17 +109,72 @@ def load_model(artifact: Artifact, dtype: torch.dtype = torch.float32, device: s
 
 
 def add_model(writer: ArtifactWriter, model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Store a model's config.json, generation_config.json and safetensors at the root of an artifact.
+    """Store a model's config.json, generation_config.json and safetensors at the root of an artifact."""
+    weights = ((name, item.detach()) for name, item in model.named_parameters())
+    add_weights(writer, type(model).__name__, model.config, model.generation_config, weights, dtype)
 
-    The model's parameters are turned into `dtype` in place: call it last. Its buffers stay: rotary frequencies
-    rounded to bfloat16 would not be those that a reader of the saved model computes.
+
+def add_weights(
+    writer: ArtifactWriter,
+    architecture: str,
+    config: PretrainedConfig,
+    generation: GenerationConfig | None,
+    weights: Iterable[tuple[str, torch.Tensor]],
+    dtype: torch.dtype,
+) -> None:
+    """Store a model as transformers would, from parameters that come one at a time.
+
+    Args:
+        writer: Of the model artifact.
+        architecture: The model's class in transformers.
+        config: Its configuration; gets architecture and dtype.
+        generation: Its defaults for generating, if it has any.
+        weights: Name and whole tensor; tied ones once. At most SHARD_SIZE of them are held.
+        dtype: Type to save them in.
     """
     folder = writer.staging / "model"
-    disable_progress_bar()
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
-    model.save_pretrained(folder, max_shard_size=SHARD_SIZE)
+    folder.mkdir()
+    config.architectures, config.dtype = [architecture], str(dtype).removeprefix("torch.")
+    config.save_pretrained(folder)
+    if generation is not None:
+        generation.save_pretrained(folder)
+    parts: list[dict[str, torch.Size]] = []
+    held: dict[str, torch.Tensor] = {}
+
+    def store() -> None:
+        save_file(held, folder / _part(len(parts)), metadata={"format": "pt"})
+        parts.append({name: item.shape for name, item in held.items()})
+        held.clear()
+
+    for name, item in weights:
+        tensor = item.to("cpu", dtype).contiguous()
+        if held and sum(other.nbytes for other in held.values()) + tensor.nbytes > SHARD_SIZE:
+            store()
+        held[name] = tensor
+    store()
+    _name_parts(folder, parts, dtype)
     writer.add_folder(folder)
+
+
+def _part(index: int) -> str:
+    return f"part-{index}.safetensors"
+
+
+def _name_parts(folder: Path, parts: list[dict[str, torch.Size]], dtype: torch.dtype) -> None:
+    """Give safetensors files the names that transformers looks for; with an index when there are several."""
+    if len(parts) == 1:
+        (folder / _part(0)).rename(folder / "model.safetensors")
+        return
+    names = [f"model-{index + 1:05d}-of-{len(parts):05d}.safetensors" for index in range(len(parts))]
+    for index, name in enumerate(names):
+        (folder / _part(index)).rename(folder / name)
+    count = sum(shape.numel() for part in parts for shape in part.values())
+    index_of = {
+        "metadata": {"total_parameters": count, "total_size": count * dtype.itemsize},
+        "weight_map": {tensor: name for name, part in zip(names, parts, strict=True) for tensor in part},
+    }
+    text = json.dumps(index_of, indent=2, sort_keys=True) + "\n"
+    (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
 
 
 def add_tokenizer(writer: ArtifactWriter, source: Artifact) -> None:

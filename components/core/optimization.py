@@ -1,6 +1,7 @@
 """The optimizer and its learning rate: AdamW, linear warm-up, cosine decay."""
 
 import math
+from collections.abc import Container, Mapping
 
 import torch
 from torch import nn
@@ -8,22 +9,32 @@ from torch import nn
 from crosstrain.components.core.training_config import TrainingOptions
 
 
-def make_optimizer(model: nn.Module, options: TrainingOptions) -> torch.optim.AdamW:
-    """AdamW over the parameters that take gradients, in torch's fused form.
+def undecayed(model: nn.Module) -> set[str]:
+    """Names of the parameters that weight decay leaves out.
 
     Matrices of linear layers are decayed; norms, biases and everything else of one dimension are not, nor is
     an embedding, nor the lm_head that is tied to it.
     """
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    decayed: list[nn.Parameter] = []
-    kept: list[nn.Parameter] = []
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            is_matrix = parameter.ndim >= 2 and id(parameter) not in embeddings
-            (decayed if is_matrix else kept).append(parameter)
+    return {name for name, item in model.named_parameters() if item.ndim < 2 or id(item) in embeddings}
+
+
+def make_optimizer(
+    parameters: Mapping[str, nn.Parameter], options: TrainingOptions, spared: Container[str]
+) -> torch.optim.AdamW:
+    """AdamW in torch's fused form.
+
+    Args:
+        parameters: What is trained, by name.
+        options: Rates and decays.
+        spared: Names that are not decayed; see `undecayed`.
+    """
     groups = [
-        {"params": decayed, "weight_decay": options.weight_decay},
-        {"params": kept, "weight_decay": 0.0},
+        {
+            "params": [item for name, item in parameters.items() if name not in spared],
+            "weight_decay": options.weight_decay,
+        },
+        {"params": [item for name, item in parameters.items() if name in spared], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
@@ -32,6 +43,17 @@ def make_optimizer(model: nn.Module, options: TrainingOptions) -> torch.optim.Ad
         eps=options.adam_epsilon,
         fused=True,
     )
+
+
+def moments(optimizer: torch.optim.AdamW, parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
+    """The optimizer's state, `<kind>.<parameter>` to the very tensor; made as zeros where no step was taken yet."""
+    found: dict[str, torch.Tensor] = {}
+    for name, item in parameters.items():
+        if not (state := optimizer.state[item]):
+            state["step"] = torch.zeros((), device=item.device)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(item), torch.zeros_like(item)
+        found |= {f"{kind}.{name}": tensor for kind, tensor in state.items()}
+    return found
 
 
 def learning_rate(step: int, options: TrainingOptions) -> float:

@@ -1,5 +1,6 @@
 """What makes a run repeat itself bit for bit: seeds, random state, deterministic kernels, a known number of threads."""
 
+import hashlib
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -41,13 +42,25 @@ def reproducible(threads: int) -> Iterator[None]:
         torch.utils.deterministic.fill_uninitialized_memory = filling  # type: ignore[attr-defined]
 
 
+def seed_rank(seed: int, step: int, part: int) -> None:
+    """Seed the generators of one of several ranks, so that each part of the data has its own dropout.
+
+    Args:
+        seed: The run's; part 0 at step 0 has it as it is.
+        step: Optimizer steps done.
+        part: Which part of the global batch is the rank's.
+    """
+    digest = hashlib.blake2b(f"{seed}/{step}/{part}".encode(), digest_size=4).digest()
+    seed_everything(int.from_bytes(digest, "little") if step or part else seed)
+
+
 def random_state() -> dict[str, Any]:
-    """State of every random generator: torch (each CUDA device too), numpy, Python."""
+    """State of every random generator: torch (the current CUDA device's too), numpy, Python."""
     numpy_state: Any = np.random.get_state(legacy=True)
     name, keys, position, has_gauss, cached = numpy_state
     return {
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "cuda": [torch.cuda.get_rng_state()] if torch.cuda.is_available() else [],
         "numpy": [str(name), torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(cached)],
         "python": random.getstate(),
     }
@@ -61,10 +74,10 @@ def set_random_state(state: Mapping[str, Any]) -> None:
     """
     try:
         torch.set_rng_state(state["torch"])
-        if len(state["cuda"]) != (torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        if len(state["cuda"]) != torch.cuda.is_available():
             raise ValueError(f"it is of {len(state['cuda'])} CUDA devices")
         if state["cuda"]:
-            torch.cuda.set_rng_state_all(state["cuda"])
+            torch.cuda.set_rng_state(state["cuda"][0])
         name, keys, position, has_gauss, cached = state["numpy"]
         np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
         version, words, gauss = state["python"]

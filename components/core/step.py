@@ -93,7 +93,8 @@ def execute(component: str, config: Config) -> Result:
         "markdown": result.markdown,
         **({"job": result.job} if result.job else {}),
     }
-    result.artifact.store.write(RECORD_NAME, json.dumps(record, indent=2, sort_keys=True).encode())
+    if os.environ.get("RANK", "0") == "0":  # of several processes that do one piece of work, the first tells of it
+        result.artifact.store.write(RECORD_NAME, json.dumps(record, indent=2, sort_keys=True).encode())
     return result
 
 

@@ -5,13 +5,16 @@
 `model` is a Hugging Face causal LM, or one that peft wrapped; every parameter that requires a gradient is
 trained, and only those are checkpointed. `dataset` has `len()` and gives a `Sample` for an index (ShardDataset,
 or any other; samples may differ in length). The loss is the sum of the tokens' cross-entropies over the number
-of labels in the whole global batch, so that it does not depend on how the batch is cut into micro-batches. The
-order of samples is `BatchPlan`'s, a function of the step alone; with the checkpoint's weights, optimizer and
-random state that makes a resumed run bit-equal to one never stopped, on a CPU with as many threads.
+of labels in the whole global batch, so that it does not depend on how the batch is cut into ranks and micro-batches.
+The order of samples is `BatchPlan`'s, a function of the step alone; with the checkpoint's weights, optimizer and
+random state that makes a resumed run bit-equal to one never stopped, on a CPU with as many threads and ranks.
+
+In several processes every rank calls `train` with its `world` and the same `layout`; how the model then lies is
+core/parallel's. The ranks agree on loss, gradient norm and signals once a step, so that each decides alike.
 
 A step that goes wrong (see core/guard) is not applied. Under `fallback` the run goes back to its last
 checkpoint, which is never taken while the guard is suspicious, and replays in the higher precision; what was
-decided is in the outcome. Left out on purpose: several processes, and what becomes of the weights.
+decided is in the outcome. Left out on purpose: what becomes of the weights.
 """
 
 import json
@@ -22,20 +25,24 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import nn
 
 from crosstrain.components.core import telemetry
-from crosstrain.components.core.batch import Batch, accept_pads, loss_sum, make_batch
+from crosstrain.components.core.batch import Batch, accept_pads, blank, make_batch
 from crosstrain.components.core.checkpoint import Checkpoints
-from crosstrain.components.core.data import BatchPlan
+from crosstrain.components.core.data import BatchPlan, Sample
 from crosstrain.components.core.guard import Diverged, Event, Guard
-from crosstrain.components.core.optimization import learning_rate, make_optimizer
+from crosstrain.components.core.optimization import learning_rate
+from crosstrain.components.core.parallel.engine import make_engine
+from crosstrain.components.core.parallel.layout import Layout
+from crosstrain.components.core.parallel.sharding import recompute
+from crosstrain.components.core.parallel.world import ALONE, World
 from crosstrain.components.core.precision import Precision
-from crosstrain.components.core.reproducible import random_state, reproducible, seed_everything, set_random_state
+from crosstrain.components.core.reproducible import reproducible, seed_rank
+from crosstrain.components.core.training_checkpoint import Parts
 from crosstrain.components.core.training_config import TrainingOptions
 from crosstrain.components.core.training_state import Dataset, Outcome, Progress
 
@@ -50,24 +57,33 @@ def train(
     checkpoints: Checkpoints,
     *,
     validation: Dataset | None = None,
+    world: World = ALONE,
+    layout: Layout | None = None,
+    device: torch.device | None = None,
 ) -> Outcome:
     """Train a model in place, resuming from the run's last checkpoint when there is one.
 
     Args:
-        model: On the device to train on, in fp32, not converted; comes back plain, and in eval mode.
+        model: In fp32, not converted. In one process it comes back plain and in eval mode; in several it is taken
+            apart, and the outcome has its weights.
         dataset: At least one sample.
         options: How.
         precision: What arithmetic; see core/precision.
         checkpoints: Where state is kept, for this very run.
         validation: Held-out samples; None or empty: no validation loss.
+        world: The processes that train together.
+        layout: How the model lies on them, as `check_layout` gave it; None: whole, in one process.
+        device: Where this process computes; None: where the model is.
 
     Raises:
         ValueError: too few samples, or a checkpoint that does not load.
         Diverged: the guard stopped the run; the last good checkpoint stands.
         InterruptedError: SIGTERM came; a checkpoint was saved.
     """
-    with reproducible(options.threads), _sigterm() as stop:
-        return _Run(model, dataset, options, precision, checkpoints, validation, stop).train()
+    layout = layout or Layout(micro_batch=options.micro_batch_size)
+    device = device or next(model.parameters()).device
+    with reproducible(options.threads), _sigterm() as stop, checkpoints:
+        return _Run(model, dataset, options, precision, checkpoints, validation, stop, world, layout, device).train()
 
 
 class _Run:
@@ -82,24 +98,32 @@ class _Run:
         checkpoints: Checkpoints,
         validation: Dataset | None,
         stop: threading.Event,
+        world: World,
+        layout: Layout,
+        device: torch.device,
     ) -> None:
         self.model, self.dataset, self.options, self.validation = model, dataset, options, validation
         self.precision, self.checkpoints, self.stop = precision, checkpoints, stop
-        self.plan = BatchPlan(len(dataset), options.global_batch_size, options.seed)
-        self.parameters = {name: item for name, item in model.named_parameters() if item.requires_grad}
-        self.device = next(iter(self.parameters.values())).device
-        self.optimizer = make_optimizer(model, options)
-        self.guard = Guard(options)
+        self.world, self.layout = world, layout
+        self.higher = precision.fallback() if _falls_back(options, precision, world) else None
+        if precision.token_multiple > 1:
+            accept_pads(model)
+        recompute(model, options.activation_checkpointing)
         self.progress = Progress()
         self.active: Precision | None = None
-        self.loss = torch.compile(loss_sum, dynamic=False) if options.compile else loss_sum
-        self.higher = precision.fallback() if _falls_back(options, precision) else None
+        if world.size > 1:
+            self._switch(precision)  # what is sharded is what was converted
+        self.engine = make_engine(model, options, device, world, layout)
+        self.plan = BatchPlan(
+            len(dataset), options.global_batch_size, options.seed, self.engine.data_rank, self.engine.data_size
+        )
+        self.guard = Guard(options)
+        self.parts = Parts(self.engine, self.guard, layout, options.seed)
+        self.stop_agreed = False
         self.seconds: list[float] = []
         self.step_tokens: list[int] = []
 
     def train(self) -> Outcome:
-        if self.precision.token_multiple > 1:
-            accept_pads(self.model)
         resumed_from = self._start()
         try:
             while self.progress.step < self.options.steps:
@@ -109,9 +133,10 @@ class _Run:
                 else:
                     self._after_step()
         finally:
-            if self.active is not None:
+            if self.active is not None and self.world.size == 1:
                 self.active.restore(self.model)
             self.model.eval()
+        self.checkpoints.finish()
         timed = sum(self.seconds[1:])
         return Outcome(
             history=self.progress.history,
@@ -122,6 +147,8 @@ class _Run:
             seconds=sum(self.seconds),
             tokens_per_second=sum(self.step_tokens[1:]) / timed if timed else 0.0,
             resumed_from=resumed_from,
+            stalls=tuple(self.checkpoints.stalls),
+            weights=self.engine.weights,
         )
 
     def _start(self) -> int:
@@ -131,7 +158,7 @@ class _Run:
             self._load(saved[-1])
             log.info("resuming at step %d from %s", saved[-1], self.checkpoints.uri)
             return saved[-1]
-        seed_everything(self.options.seed)
+        seed_rank(self.options.seed, 0, self.engine.data_rank)
         if self.higher is not None:
             self._save()
         return 0
@@ -155,27 +182,21 @@ class _Run:
         assert self.active is not None
         started = time.perf_counter()
         batches = list(self._batches(self.dataset, self.plan.indices(self.progress.step).tolist()))
-        labels = sum(batch.labels for batch in batches)
-        tokens = sum(batch.tokens for batch in batches)
+        labels, tokens = self._count(batches)
         if not labels:
             log.warning("step %d: no token of the global batch has a label; skipped", self.progress.step + 1)
             self.progress.step += 1
             self.progress.unlabelled_steps += 1
             return ""
         self.model.train()
-        total = torch.zeros((), device=self.device)
-        for batch in batches:
-            with self.active.autocast():
-                loss = self.loss(self.model, *batch.tensors(self.device)) / labels
-            loss.backward()
-            total += loss.detach()
-        norm = nn.utils.clip_grad_norm_(list(self.parameters.values()), self.options.clip_norm)
-        loss_value, norm_value = torch.stack([total, norm]).tolist()
+        total = self.engine.backward(batches, labels, self.active.autocast)
+        norm = self.engine.clip(self.options.clip_norm)
+        loss_value, norm_value = self._agree(*torch.stack([total, norm]).tolist())
         rate = learning_rate(self.progress.step, self.options)
         if not (reason := self.guard.judge(loss_value, norm_value)):
-            for group in self.optimizer.param_groups:
+            for group in self.engine.optimizer.param_groups:
                 group["lr"] = rate
-            self.optimizer.step()
+            self.engine.optimizer.step()
             self.progress.step += 1
             self.progress.tokens += tokens
             self.progress.history.append(
@@ -187,15 +208,32 @@ class _Run:
                     "tokens": self.progress.tokens,
                 }
             )
-        self.optimizer.zero_grad(set_to_none=True)
+        self.engine.optimizer.zero_grad(set_to_none=True)
         self.seconds.append(time.perf_counter() - started)
         self.step_tokens.append(tokens)
         return reason
 
     def _batches(self, dataset: Dataset, indices: list[int]) -> Iterator[Batch]:
-        size = self.options.micro_batch_size
+        """Micro-batches of some samples; -1 stands for one that reaches no loss."""
+        size = self.layout.micro_batch
         for start in range(0, len(indices), size):
-            yield make_batch([dataset[index] for index in indices[start : start + size]], self.precision.token_multiple)
+            samples = [_sample(dataset, index) for index in indices[start : start + size]]
+            yield make_batch(samples, self.precision.token_multiple)
+
+    def _count(self, batches: list[Batch]) -> tuple[int, int]:
+        """Labels and tokens of the whole global batch."""
+        mine = [sum(batch.labels for batch in batches), sum(batch.tokens for batch in batches)]
+        labels, tokens = self.world.sum(mine if self.engine.counts else [0, 0])
+        return int(labels), int(tokens)
+
+    def _agree(self, loss: float, norm: float) -> tuple[float, float]:
+        """The whole batch's loss and gradient norm, the same on every rank; and whether one of them is to stop."""
+        if self.world.size == 1:
+            return loss, norm
+        mine = [loss if self.engine.counts else 0.0, norm if self.world.first else 0.0, float(self.stop.is_set())]
+        loss, norm, stops = self.world.sum(mine)
+        self.stop_agreed = stops > 0
+        return loss, norm
 
     def _after_step(self) -> None:
         """Validation, progress line, end of a replay, checkpoint, SIGTERM: in this order."""
@@ -207,7 +245,7 @@ class _Run:
             self._report()
         if step == self.progress.high_until:
             self._end_replay()
-        stopping = self.stop.is_set()
+        stopping = self.stop.is_set() if self.world.size == 1 else self.stop_agreed
         if is_last or stopping or step % options.checkpoint_every == 0:
             self._save()
         if stopping:
@@ -221,21 +259,30 @@ class _Run:
         assert self.active is not None
         if not self.validation or not self.progress.history:
             return
-        count = self.options.validation_samples(len(self.validation))
-        total, labels = 0.0, 0
-        self.model.eval()
-        with torch.no_grad(), self.active.autocast():
-            for batch in self._batches(self.validation, list(range(count))):
-                total += loss_sum(self.model, *batch.tensors(self.device)).item()
-                labels += batch.labels
+        batches = self._batches(self.validation, self._validation_part())
+        total, labels = self.world.sum(self._counted(self.engine.evaluate(batches, self.active.autocast)))
         if not math.isfinite(total):
             log.warning("step %d: the validation loss is %s; left out of the log", self.progress.step, total)
         elif labels:
             self.progress.history[-1]["validation_loss"] = total / labels
 
+    def _validation_part(self) -> list[int]:
+        """The rank's validation samples, filled up with -1 so that all ranks have as many full micro-batches."""
+        assert self.validation is not None
+        count = self.options.validation_samples(len(self.validation))
+        mine = list(range(self.engine.data_rank, count, self.engine.data_size))
+        if self.world.size == 1:
+            return mine
+        unit = self.layout.micro_batch * self.engine.rounds
+        wanted = -(-math.ceil(count / self.engine.data_size) // unit) * unit
+        return mine + [-1] * (wanted - len(mine))
+
+    def _counted(self, values: tuple[float, int]) -> tuple[float, float]:
+        return values if self.engine.counts else (0.0, 0.0)
+
     def _report(self) -> None:
         row = self.progress.history[-1] if self.progress.history else {}
-        if row.get("step") != self.progress.step:
+        if row.get("step") != self.progress.step or not self.world.first:
             return
         values = {name: row[name] for name in ("loss", "validation_loss", "grad_norm") if name in row}
         speed = self.step_tokens[-1] / self.seconds[-1]
@@ -264,9 +311,9 @@ class _Run:
             self._load(good[-1])
             self.progress.retries = progress.retries + 1
             self.progress.high_until = until
-            self.progress.events = [*progress.events, _tell(event)]
+            self.progress.events = [*progress.events, self._tell(event)]
             return
-        _tell(Event(step, "stopped", reason, self.active.name, verdict=verdict))
+        self._tell(Event(step, "stopped", reason, self.active.name, verdict=verdict))
         left = f"the last good checkpoint is of step {good[-1]}" if good else "no checkpoint was taken yet"
         raise Diverged(
             f"training diverged at step {step}: {reason}. {verdict}; {left} in {self.checkpoints.uri}. "
@@ -279,52 +326,43 @@ class _Run:
         cause = next(event for event in reversed(self.progress.events) if event["action"] == "rolled_back")
         verdict = f"{self.precision.name} diverged at step {cause['step']} where {self.active.name} does not"
         event = Event(self.progress.step, "recovered", cause["reason"], self.active.name, verdict=verdict)
-        self.progress.events.append(_tell(event))
+        self.progress.events.append(self._tell(event))
 
     def _save(self) -> None:
         """Take a checkpoint, unless the guard is suspicious of what it would hold."""
         if self.guard.suspicious:
             log.warning("step %d: the loss is suspicious; no checkpoint now", self.progress.step)
             return
-        state = {
-            "parameters": {name: item.detach() for name, item in self.parameters.items()},
-            "optimizer": self.optimizer.state_dict(),
-            "random": random_state(),
-            "guard": self.guard.state(),
-            "progress": asdict(self.progress),
-        }
-        history = self.progress.history
-        self.checkpoints.save(self.progress.step, state, history[-1]["loss"] if history else None)
+        self.parts.save(self.checkpoints, self.progress)
 
     def _load(self, step: int) -> None:
         """Put everything where the checkpoint of `step` has it."""
-        state = self.checkpoints.load(step)
-        if set(state["parameters"]) != set(self.parameters):
-            raise ValueError(f"{self.checkpoints.uri}: the checkpoint's parameters are not this model's")
-        with torch.no_grad():
-            for name, saved in state["parameters"].items():
-                self.parameters[name].copy_(saved)
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.guard.restore(state["guard"])
-        self.progress = Progress(**state["progress"])
-        set_random_state(state["random"])
+        self.progress = self.parts.load(self.checkpoints, step)
+
+    def _tell(self, event: Event) -> dict[str, Any]:
+        """Write a decision of the guard to the log and the run's events; it as JSON."""
+        record = event.record()
+        if self.world.first:
+            log.warning("guard: %s", json.dumps(record))
+            telemetry.emit("guard", **record)
+        return record
 
 
-def _tell(event: Event) -> dict[str, Any]:
-    """Write a decision of the guard to the log and the run's events; it as JSON."""
-    record = event.record()
-    log.warning("guard: %s", json.dumps(record))
-    telemetry.emit("guard", **record)
-    return record
+def _sample(dataset: Dataset, index: int) -> Sample:
+    return dataset[index] if index >= 0 else blank(dataset[0])
 
 
-def _falls_back(options: TrainingOptions, precision: Precision) -> bool:
+def _falls_back(options: TrainingOptions, precision: Precision, world: World) -> bool:
     """Whether a divergence is to be replayed.
 
     Raises:
-        ValueError: fallback is asked for, and there is no higher precision.
+        ValueError: fallback is asked for, and there is no higher precision, or several processes.
     """
     higher = precision.fallback()
+    if world.size > 1:
+        if options.on_divergence == "fallback":
+            raise ValueError("on_divergence=fallback: works in one process; use stop in several")
+        return False
     if options.on_divergence == "fallback" and higher is None:
         raise ValueError(f"on_divergence=fallback: there is no precision above {precision.name}; use stop")
     return options.on_divergence == "fallback" or (

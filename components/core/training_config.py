@@ -9,19 +9,19 @@ from pydantic import Field, model_validator
 
 from crosstrain.components.core.config import (
     RUNTIME,
-    Config,
     Fraction,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
 )
+from crosstrain.components.core.parallel.options import DataParallelOptions
 
 Bystander = Annotated[int, Field(ge=1, json_schema_extra={"role": RUNTIME})]
 """An option that only watches or tidies: no part of what the work is, so that it may change on resuming."""
 
 
-class TrainingOptions(Config):
+class TrainingOptions(DataParallelOptions):
     """How a model is trained: AdamW, linear warm-up then cosine decay, gradient accumulation, checkpoints, guard."""
 
     steps: PositiveInt = 200
@@ -31,7 +31,7 @@ class TrainingOptions(Config):
     global_batch_size: PositiveInt = 8
     """Sequences an optimizer step, all ranks and micro-batches together."""
     micro_batch_size: PositiveInt = 8
-    """Sequences a forward pass; gradients accumulate over global_batch_size / micro_batch_size passes."""
+    """Sequences a forward pass of one rank, which may have fewer; gradients accumulate over the passes."""
     learning_rate: PositiveFloat = 1e-3
     """Peak learning rate, reached after warm-up."""
     min_learning_rate_ratio: Fraction = 0.1

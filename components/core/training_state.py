@@ -1,8 +1,11 @@
 """What the training loop takes, keeps and gives: data sets, progress, outcome."""
 
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import torch
 
 from crosstrain.components.core.data import Sample
 
@@ -56,6 +59,11 @@ class Outcome:
     """Of this process, without its first step; 0 when it trained fewer than two."""
     resumed_from: int
     """Step of the checkpoint this process began at; 0: from the start."""
+    stalls: tuple[float, ...]
+    """Seconds that each checkpoint held the run up."""
+    weights: Callable[[], Iterator[tuple[str, torch.Tensor | None]]]
+    """The trained parameters, whole, one at a time: tensors on rank 0, None elsewhere. In several processes every
+    rank must iterate."""
 
     @property
     def train_loss(self) -> float | None:

@@ -101,9 +101,16 @@ def _base_model(model: PeftModel) -> nn.Module:
     return cast(nn.Module, cast(Any, model).get_base_model())
 
 
-def save_adapter(model: PeftModel, folder: Path, base_name: str) -> None:
-    """Write adapter_config.json and adapter_model.safetensors, with nothing in them that differs between runs."""
-    model.save_pretrained(str(folder))
+def save_adapter(model: PeftModel, weights: dict[str, torch.Tensor], folder: Path, base_name: str) -> None:
+    """Write adapter_config.json and adapter_model.safetensors, with nothing in them that differs between runs.
+
+    Args:
+        model: Gives the adapter's settings; its own tensors may be sharded.
+        weights: The adapter's parameters, by their names in the model.
+        folder: Where.
+        base_name: Of the base model.
+    """
+    model.save_pretrained(str(folder), state_dict=weights)
     (folder / "README.md").unlink(missing_ok=True)
     settings: dict[str, Any] = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
     settings["base_model_name_or_path"] = base_name

@@ -2,21 +2,25 @@
 
 Everything that can be refused is refused before the first step; what was trained is read back and checked after the
 last. The loop is core/training, the data are core/data's shards or this component's rows, the adapter is peft's; what
-is here is how they meet. Left out on purpose: several processes.
+is here is how they meet. Several processes are data-parallel: each holds a part of base and adapter (core/parallel),
+runs all of this, and the first alone writes. Left out on purpose: tensor and pipeline parallelism.
 """
 
 import logging
 
 import torch
+from peft import PeftModel
 
 from crosstrain.components import images
 from crosstrain.components.core import model as models
 from crosstrain.components.core.artifact import Artifact, ArtifactWriter
 from crosstrain.components.core.checkpoint import Checkpoints, run_key
 from crosstrain.components.core.data import BatchPlan, ShardDataset
-from crosstrain.components.core.device import choose_device, require_one_process
+from crosstrain.components.core.device import choose_device
 from crosstrain.components.core.launch.run_job import run_as_job
-from crosstrain.components.core.manifest import AdapterFacts, ModelFacts
+from crosstrain.components.core.manifest import AdapterFacts, ModelFacts, Source
+from crosstrain.components.core.parallel.layout import Work, check_layout
+from crosstrain.components.core.parallel.world import gathered, join, world_size
 from crosstrain.components.core.precision import choose
 from crosstrain.components.core.reproducible import reproducible
 from crosstrain.components.core.step import Result
@@ -25,6 +29,7 @@ from crosstrain.components.core.telemetry import peak_rss_bytes
 from crosstrain.components.core.tokenizer import FILES, load_tokenizer
 from crosstrain.components.core.training import Outcome, train
 from crosstrain.components.finetune_lora.adapter import (
+    Expected,
     add_adapter,
     check_adapter,
     choose_targets,
@@ -55,38 +60,36 @@ def run(config: Config) -> Result:
         return launched
     base, data = Artifact.open(config.model, "model"), Artifact.open(config.data)
     dataset, validation = _data(base, data, config)
-    require_one_process()
-    BatchPlan(len(dataset), config.global_batch_size, config.seed)
+    layout = check_layout({}, world_size(), Work(config.global_batch_size, config.micro_batch_size), config)
+    BatchPlan(len(dataset), config.global_batch_size, config.seed, world=layout.data)
     device = choose_device(config.device)
     open_store(config.output).check_writable()
     inputs = {"model": base.manifest.source(), "data": data.manifest.source()}
-    checkpoints = Checkpoints(
-        config.state or f"{config.output.rstrip('/')}.state",
-        run_key(COMPONENT, {**config.options(), "device": device.type}, inputs),
-        component=COMPONENT,
-        options=config.options(),
-        inputs=inputs,
-        keep=config.keep_checkpoints,
-    )
-    with reproducible(config.threads):
-        model = models.load_model(base, getattr(torch, config.base_dtype), str(device))
-        targets = choose_targets(model, config.target_modules, base.facts.tied_embeddings)
-        base_parameters = models.count_parameters(model)
-        tuned = add_adapter(model, targets, config)
-        wanted = expected(tuned)
-    trainable = sum(parameter.numel() for parameter in tuned.parameters() if parameter.requires_grad)
-    log.info(
-        "%s: %d of %d parameters are trained, on %s", config.method, trainable, base_parameters + trainable, device
-    )
-    outcome = train(tuned, dataset, config, choose("fp32", device), checkpoints, validation=validation)
-
-    with ArtifactWriter(config.output) as writer:
-        folder = writer.staging / "adapter"
-        save_adapter(tuned, folder, config.base_name or f"crosstrain-model-{base.manifest.sha256[:12]}")
-        check_adapter(folder, wanted, config.method)
-        writer.add_folder(folder)
-        with writer.create(models.LOG_NAME) as path:
-            path.write_text(outcome.log_lines(), encoding="utf-8")
+    with join(device) as world:
+        checkpoints = Checkpoints(
+            config.state or f"{config.output.rstrip('/')}.state",
+            run_key(COMPONENT, {**config.options(), "device": device.type}, inputs),
+            component=COMPONENT,
+            options=config.options(),
+            inputs=inputs,
+            keep=config.keep_checkpoints,
+            world=world,
+        )
+        with reproducible(config.threads):
+            place = str(device) if world.size == 1 else "cpu"
+            model = models.load_model(base, getattr(torch, config.base_dtype), place)
+            targets = choose_targets(model, config.target_modules, base.facts.tied_embeddings)
+            base_parameters = models.count_parameters(model)
+            tuned = add_adapter(model, targets, config)
+            wanted = expected(tuned)
+        trainable = sum(parameter.numel() for parameter in tuned.parameters() if parameter.requires_grad)
+        log.info(
+            "%s: %d of %d parameters are trained, on %s", config.method, trainable, base_parameters + trainable, device
+        )
+        outcome = train(
+            tuned, dataset, config, choose("fp32", device), checkpoints,
+            validation=validation, world=world, layout=layout, device=device,
+        )  # fmt: skip
         facts = AdapterFacts(
             method=config.method,
             rank=config.rank,
@@ -101,8 +104,34 @@ def run(config: Config) -> Result:
             rows=len(dataset) if isinstance(dataset, RowDataset) else 0,
             rows_dropped=dataset.dropped if isinstance(dataset, RowDataset) else 0,
         )
-        artifact = writer.commit(COMPONENT, facts, config.options(), inputs)
-    return Result(artifact, _metrics(outcome, facts))
+        if world.first:
+            _write(config, tuned, wanted, outcome, facts, inputs)
+        else:
+            for _ in outcome.weights():
+                continue  # rank 0 gathers them
+        world.wait()
+    artifact = Artifact.open(config.output, "adapter")
+    return Result(artifact, _metrics(outcome, facts) if world.first else {})
+
+
+def _write(
+    config: Config,
+    tuned: PeftModel,
+    wanted: Expected,
+    outcome: Outcome,
+    facts: AdapterFacts,
+    inputs: dict[str, Source],
+) -> None:
+    """The adapter artifact, checked before it exists."""
+    with ArtifactWriter(config.output) as writer:
+        folder = writer.staging / "adapter"
+        name = config.base_name or f"crosstrain-model-{facts.base_sha256[:12]}"
+        save_adapter(tuned, dict(gathered(outcome.weights())), folder, name)
+        check_adapter(folder, wanted, config.method)
+        writer.add_folder(folder)
+        with writer.create(models.LOG_NAME) as path:
+            path.write_text(outcome.log_lines(), encoding="utf-8")
+        writer.commit(COMPONENT, facts, config.options(), inputs)
 
 
 def _data(base: Artifact, data: Artifact, config: Config) -> tuple[ShardDataset | RowDataset, ShardDataset | None]:

@@ -5,12 +5,13 @@ from typing import Literal
 from crosstrain.components.core.config import InputURI, NonNegativeInt, OutputURI, PositiveInt, StateURI
 from crosstrain.components.core.launch.job import RunOn
 from crosstrain.components.core.launch.own_job import Placement
+from crosstrain.components.core.parallel.options import ModelParallelOptions
 from crosstrain.components.core.precision.base import PrecisionName, RecipeName
 from crosstrain.components.core.presets import PresetName
 from crosstrain.components.core.training_config import TrainingOptions
 
 
-class Config(TrainingOptions):
+class Config(TrainingOptions, ModelParallelOptions):
     """Pre-train a Llama from shards in fp8, bf16 or fp32; the output is a plain Hugging Face model folder."""
 
     shards: InputURI

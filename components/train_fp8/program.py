@@ -1,23 +1,25 @@
 """Pre-training: shards in, a Hugging Face model out.
 
 Everything that can be refused is refused before the first step. The loop is core/training, the number formats are
-core/precision; what is here is the model that is built, and what is told about it. Left out on purpose:
-several processes.
+core/precision, several processes core/parallel; what is here is the model that is built, and what is told about it.
+Every process runs all of this, and the first alone writes.
 """
 
 import logging
 import math
-import os
 
 import torch
+from transformers import GenerationConfig, LlamaConfig
 
 from crosstrain.components import images
 from crosstrain.components.core import model as models
 from crosstrain.components.core.artifact import Artifact, ArtifactWriter
 from crosstrain.components.core.checkpoint import Checkpoints, run_key
 from crosstrain.components.core.data import BatchPlan, ShardDataset
-from crosstrain.components.core.device import choose_device, require_one_process
+from crosstrain.components.core.device import choose_device
 from crosstrain.components.core.launch.run_job import run_as_job
+from crosstrain.components.core.parallel.layout import Layout, Work, check_layout
+from crosstrain.components.core.parallel.world import gathered, join, world_size
 from crosstrain.components.core.precision import Precision, Surroundings, choose
 from crosstrain.components.core.presets import read_shape
 from crosstrain.components.core.reproducible import reproducible
@@ -49,8 +51,6 @@ def run(config: Config) -> Result:
     shards = Artifact.open(config.shards, "shards")
     facts = shards.facts
     dataset, validation = ShardDataset(shards, "train"), ShardDataset(shards, "validation")
-    BatchPlan(len(dataset), config.global_batch_size, config.seed, world=int(os.environ.get("WORLD_SIZE", "1")))
-    require_one_process()
     device = choose_device(config.device)
     precision = choose(
         config.precision,
@@ -64,48 +64,84 @@ def run(config: Config) -> Result:
     shape = read_shape(config.preset, config.model_config_json)
     llama = models.llama_config(shape, facts.tokenizer)
     models.check_length(facts.sequence_length, llama)
-    precision.check(llama, Surroundings(compile=config.compile))
+    layout = check_layout(llama.to_dict(), world_size(), _work(config, precision), config, config)
+    precision.check(llama, _surroundings(config, layout))
+    BatchPlan(len(dataset), config.global_batch_size, config.seed, world=layout.data)
     open_store(config.output).check_writable()
     inputs = {"shards": shards.manifest.source()}
     identity = {**config.options(), "shape": shape, "device": device.type}
-    checkpoints = Checkpoints(
-        config.state or f"{config.output.rstrip('/')}.state",
-        run_key(COMPONENT, identity, inputs),
-        component=COMPONENT,
-        options=config.options(),
-        inputs=inputs,
-        keep=config.keep_checkpoints,
+    with join(device) as world:
+        checkpoints = Checkpoints(
+            config.state or f"{config.output.rstrip('/')}.state",
+            run_key(COMPONENT, identity, inputs),
+            component=COMPONENT,
+            options=config.options(),
+            inputs=inputs,
+            keep=config.keep_checkpoints,
+            world=world,
+        )
+        with reproducible(config.threads):
+            model = models.build_model(llama, config.seed, device if world.size == 1 else torch.device("cpu"))
+        parameters = models.count_parameters(model)
+        log.info("Llama with %d parameters, %s on %s, %d x %s", parameters, precision.name, layout, world.size, device)
+        outcome = train(
+            model, dataset, config, precision, checkpoints,
+            validation=validation, world=world, layout=layout, device=device,
+        )  # fmt: skip
+        if world.first:
+            _write(config, shards, llama, precision, outcome, parameters)
+        else:
+            for _ in outcome.weights():
+                continue  # rank 0 gathers them
+        world.wait()
+    artifact = Artifact.open(config.output, "model")
+    if not world.first:
+        return Result(artifact)
+    return Result(artifact, {**_metrics(outcome, precision, parameters), **_unigram(dataset, validation, config)})
+
+
+def _surroundings(config: Config, layout: Layout) -> Surroundings:
+    return Surroundings(
+        tensor_parallel=layout.tensor,
+        fsdp=layout.data > 1,
+        recompute=config.activation_checkpointing != "none",
+        compile=config.compile,
     )
 
-    with reproducible(config.threads):
-        model = models.build_model(llama, config.seed, device)
-    parameters = models.count_parameters(model)
-    log.info("Llama with %d parameters, %s on %s", parameters, precision.name, device)
-    outcome = train(model, dataset, config, precision, checkpoints, validation=validation)
 
+def _work(config: Config, precision: Precision) -> Work:
+    return Work(
+        config.global_batch_size,
+        config.micro_batch_size,
+        schedule=config.pipeline_schedule,
+        alignment=precision.token_multiple,
+        minimum_features=config.fp8_minimum_features,
+    )
+
+
+def _write(
+    config: Config, shards: Artifact, llama: LlamaConfig, precision: Precision, outcome: Outcome, parameters: int
+) -> None:
+    """The model artifact, from weights that are gathered one at a time."""
     with ArtifactWriter(config.output) as writer:
+        generation = GenerationConfig.from_model_config(llama)
         dtype = getattr(torch, config.save_dtype)
-        models.add_model(writer, model, dtype)
+        models.add_weights(writer, "LlamaForCausalLM", llama, generation, gathered(outcome.weights()), dtype)
         models.add_tokenizer(writer, shards)
         with writer.create(models.LOG_NAME) as path:
             path.write_text(outcome.log_lines(), encoding="utf-8")
-        artifact = writer.commit(
-            COMPONENT,
-            models.llama_facts(
-                llama,
-                parameters=parameters,
-                dtype=config.save_dtype,
-                tokenizer_sha256=facts.tokenizer.sha256,
-                precision=precision.name,
-                steps=outcome.steps,
-                tokens_seen=outcome.tokens,
-                train_loss=outcome.train_loss,
-                guard_events=outcome.guard_events,
-            ),
-            config.options(),
-            {"shards": shards},
+        facts = models.llama_facts(
+            llama,
+            parameters=parameters,
+            dtype=config.save_dtype,
+            tokenizer_sha256=shards.facts.tokenizer.sha256,
+            precision=precision.name,
+            steps=outcome.steps,
+            tokens_seen=outcome.tokens,
+            train_loss=outcome.train_loss,
+            guard_events=outcome.guard_events,
         )
-    return Result(artifact, {**_metrics(outcome, precision, parameters), **_unigram(dataset, validation, config)})
+        writer.commit(COMPONENT, facts, config.options(), {"shards": shards})
 
 
 def _unigram(train: ShardDataset, validation: ShardDataset, config: Config) -> dict[str, float]:

@@ -107,6 +107,8 @@ def test_what_is_saved_loads_with_equal_logits(tmp_path, tied, dtype):
             config, parameters=1, dtype=str(dtype).removeprefix("torch."), tokenizer_sha256=None, precision="fp32"
         )
         artifact = writer.commit("train_fp8", facts, {}, {})
+    for item in model.parameters():
+        item.data = item.data.to(dtype)
     wanted = model(input_ids=ids).logits
     assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path / "model")(input_ids=ids).logits, wanted)
     loaded = models.load_model(artifact, dtype)

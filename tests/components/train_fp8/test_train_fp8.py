@@ -125,10 +125,15 @@ def test_what_cannot_work_is_refused_before_training(make_shards, tmp_path, monk
 
 
 @pytest.mark.parametrize(
-    ("world", "words"), [("8", "1 samples for 8 ranks"), ("2", "one process only|WORLD_SIZE is 2")]
+    ("world", "others", "words"),
+    [
+        ("8", {"RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "1 samples for 8 ranks"),
+        ("2", {}, "WORLD_SIZE is 2, and RANK is not set"),
+    ],
 )
-def test_ranks(make_shards, tmp_path, monkeypatch, world, words):
-    monkeypatch.setenv("WORLD_SIZE", world)
+def test_ranks(make_shards, tmp_path, monkeypatch, world, others, words):
+    for name, value in {"WORLD_SIZE": world, **others}.items():
+        monkeypatch.setenv(name, value)
     shape = {"documents": 1, "lengths": (20, 30)} if world == "8" else {}
     with pytest.raises(ValueError, match=words):
         train(make_shards(**shape), tmp_path / "model")
@@ -166,16 +171,15 @@ def judge(*args):
 guard.Guard.judge = judge
 """,
         "the middle of a state file": """
-import torch
-real = torch.save
-calls = []
-def save(state, path):
-    calls.append(1)
-    real(state, path)
-    if len(calls) == 3:
-        os.truncate(path, os.path.getsize(path) // 2)
+from crosstrain.components.core.artifact import ArtifactWriter
+real = ArtifactWriter.add
+def add(self, local, path):
+    if path.endswith(".distcp") and "step-00000012" in self.store.uri:
+        os.truncate(local, os.path.getsize(local) // 2)
+        real(self, local, path)
         os.kill(os.getpid(), signal.SIGKILL)
-torch.save = save
+    return real(self, local, path)
+ArtifactWriter.add = add
 """,
         "between state and manifest": """
 from crosstrain.components.core.artifact import ArtifactWriter
