@@ -208,9 +208,12 @@ class Reader:
                 return
             separator = re.compile(re.escape(self._config.separator.encode()))
             keep_empty = self._config.split_text == "separator"
-            for line, data in split_stream(stream, separator if keep_empty else BLANK_LINES):
-                if data.strip() or keep_empty:
-                    tally.line = line
+            for line, data in split_stream(stream, separator if keep_empty else BLANK_LINES, LONG):
+                tally.line = line
+                if not isinstance(data, bytes):
+                    tally.read += 1
+                    yield from _spooled(data.read(LONG), cast(BinaryIO, data), tally)
+                elif data.strip() or keep_empty:
                     tally.read += 1
                     yield from _decoded(data, tally, 1)
 

@@ -84,8 +84,10 @@ def test_a_long_document_without_text_is_counted(small, take, tokenize):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
-def test_memory_is_bounded_for_a_document_of_200_mb(tmp_path, take, plain_tokenizer, name):
+@pytest.mark.parametrize(
+    ("name", "options"), [("a.jsonl", {}), ("a.txt", {}), ("a.txt", {"split_text": "separator", "separator": "<|>"})]
+)
+def test_memory_is_bounded_for_a_document_of_200_mb(tmp_path, take, plain_tokenizer, name, options):
     words = "The quick brown fox jumps over 1234 lazy dogs. " * 22_000
     folder = tmp_path / "huge"
     folder.mkdir()
@@ -93,6 +95,7 @@ def test_memory_is_bounded_for_a_document_of_200_mb(tmp_path, take, plain_tokeni
         stream.write('{"text": "' if name == "a.jsonl" else "")
         for _ in range(200):
             stream.write(words)
+        stream.write("\n<|>\n" * bool(options))
         stream.write('"}\n' if name == "a.jsonl" else "")
     code = (
         "from crosstrain.components.core.telemetry import peak_rss_bytes\n"
@@ -100,7 +103,7 @@ def test_memory_is_bounded_for_a_document_of_200_mb(tmp_path, take, plain_tokeni
         f"corpus = dict(source={str(folder)!r}, output={str(tmp_path / 'corpus')!r})\n"
         "execute('import_data', load_config('import_data').decode(corpus))\n"
         f"values = dict(corpus={str(tmp_path / 'corpus')!r}, output={str(tmp_path / 'out')!r},"
-        f" tokenizer_uri={str(plain_tokenizer)!r}, workers=1)\n"
+        f" tokenizer_uri={str(plain_tokenizer)!r}, workers=1, **{options!r})\n"
         "facts = execute('tokenize', load_config('tokenize').decode(values)).artifact.facts\n"
         "print(facts.text_bytes, peak_rss_bytes())\n"
     )

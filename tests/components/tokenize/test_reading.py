@@ -238,20 +238,20 @@ def test_an_invalid_paragraph_does_not_take_its_neighbours_along(
     assert artifact.facts.quarantined == 1
 
 
-@given(text=st.text(alphabet="a\n\r \u00e9", max_size=60), block=st.integers(1, 9))
-@settings(max_examples=200, deadline=None)
-def test_splitting_does_not_depend_on_how_the_file_is_read(text: str, block: int) -> None:
-    def split(size: int, separator: re.Pattern[bytes]) -> list[tuple[int, bytes]]:
+@given(text=st.text(alphabet="a\n\r \u00e9", max_size=60), block=st.integers(1, 9), long=st.integers(1, 20))
+@settings(max_examples=300, deadline=None)
+def test_splitting_does_not_depend_on_how_the_file_is_read(text: str, block: int, long: int) -> None:
+    def split(size: int, separator: re.Pattern[bytes], long: int = 1 << 20) -> list[tuple[int, bytes]]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(separating, "_BLOCK", size)
             return [
                 (line, data)
-                for line, data in separating.split_stream(io.BytesIO(text.encode()), separator)
-                if data.strip()
+                for line, piece in separating.split_stream(io.BytesIO(text.encode()), separator, long)
+                if (data := piece if isinstance(piece, bytes) else piece.read()).strip()
             ]
 
     for separator in (BLANK_LINES, re.compile(b"a\n\na"), re.compile(b" a")):
-        assert split(block, separator) == split(1 << 20, separator)
+        assert split(block, separator) == split(1 << 20, separator) == split(block, separator, long)
     clean = text.replace("\r\n", "\n").encode()
     paragraphs = [re.sub(rb"^([ \t]*\n)+|\n+$", b"", data) for data in BLANK_LINES.split(clean)]
     assert [data for _, data in split(block, BLANK_LINES)] == [data for data in paragraphs if data.strip()]
