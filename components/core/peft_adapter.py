@@ -25,11 +25,11 @@ CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Values (or their beginnings) of `init_lora_weights` that subtract the initial adapter from the base weights."""
 
 HANDLED = (
-    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "eva_config",
-    "exclude_modules", "inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform", "loftq_config",
-    "lora_alpha", "lora_dropout", "lora_ga_config", "megatron_core", "modules_to_save", "peft_type", "peft_version",
-    "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config", "target_modules", "task_type", "use_dora",
-    "use_rslora", "velora_config",
+    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying",
+    "eva_config", "exclude_modules", "inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform",
+    "loftq_config", "lora_alpha", "lora_dropout", "lora_ga_config", "megatron_core", "modules_to_save", "peft_type",
+    "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config", "target_modules",
+    "task_type", "use_dora", "use_rslora", "velora_config",
 )  # fmt: skip
 """Options of a peft configuration that the formulas cover, or that say nothing of what the weights mean."""
 

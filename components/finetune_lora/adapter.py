@@ -1,39 +1,31 @@
 """The adapter: put onto a model before training, written as a standard peft folder after it, and checked.
 
 The check reads back what was written: training tools are known to write plain LoRA under DoRA's name, to lose
-modules, or to train nothing, and to succeed. Left out on purpose: training, and options that change the base
-weights (PiSSA, OLoRA) or its size (new tokens).
+modules, or to train nothing, and to succeed. PiSSA and OLoRA take the first factors' product out of the base, so what
+is saved is the difference to them, `B A - B0 A0`, as factors of twice the rank that fit the original base; peft's own
+conversion gives the same tensors and loses all others (magnitudes, modules_to_save). Left out on purpose: training.
 """
 
 import difflib
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
+from peft.utils import ModulesToSaveWrapper
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
 
-from crosstrain.components.core.peft_adapter import CONFIG_NAME, LoraModule, read_adapter
-from crosstrain.components.core.storage import LocalStore, Store
-from crosstrain.components.core.weights import read_tensor
+from crosstrain.components.core.adapter_check import Expected, Factors
+from crosstrain.components.core.adapter_check import check_adapter as check_adapter
+from crosstrain.components.core.peft_adapter import CHANGES_BASE, CONFIG_NAME, PREFIX, WEIGHTS_NAME
 from crosstrain.components.finetune_lora.config import Config
 
 ALL_LINEAR = "all-linear"
-HEAD = "lm_head"
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What the written adapter must hold, taken from the model before training."""
-
-    shapes: dict[str, tuple[int, int]]
-    """Adapted module to the shape of its base weight."""
-    magnitudes: dict[str, torch.Tensor]
-    """Adapted module to its magnitudes before training; DoRA alone."""
+EMBEDDING, HEAD = "embed_tokens", "lm_head"
 
 
 def choose_targets(model: PreTrainedModel, targets: tuple[str, ...], tied: bool) -> list[str]:
@@ -64,8 +56,39 @@ def choose_targets(model: PreTrainedModel, targets: tuple[str, ...], tied: bool)
     return sorted(set(targets))
 
 
-def add_adapter(model: PreTrainedModel, targets: list[str], config: Config) -> PeftModel:
-    """The model with a fresh adapter, whose parameters (FP32) alone are trained; random by the seed."""
+def choose_saved(model: PreTrainedModel, config: Config, targets: list[str], tied: bool) -> list[str]:
+    """Names of the modules trained whole: those asked for, and the embeddings where there are new tokens.
+
+    Raises:
+        ValueError: a name is no module's that has a weight of its own, or its factors are tuned already.
+    """
+    names = [name for name, module in model.named_modules() if "weight" in module._parameters]
+    ends = sorted({name.rpartition(".")[2] for name in names})
+    embeddings = (EMBEDDING,) if tied else (EMBEDDING, HEAD)
+    wanted = sorted({*config.modules_to_save, *(embeddings if config.new_tokens else ())})
+    chosen: list[str] = []  # whole names: peft would take any name that ends so, input_layernorm for norm
+    for module in wanted:
+        found = [name for name in names if name == module or name.endswith("." + module)]
+        if not found:
+            raise ValueError(
+                f"modules_to_save: no module with a weight is called {module!r}; there are {', '.join(ends)}"
+            )
+        if tied and module == HEAD:
+            raise ValueError(f"modules_to_save: {HEAD} is tied to {EMBEDDING} in this model; name {EMBEDDING}")
+        both = [name for name in found if any(name == target or name.endswith("." + target) for target in targets)]
+        if both:
+            raise ValueError(f"modules_to_save: {both[0]} is in target_modules too; choose one of the two")
+        chosen += found
+    return sorted(set(chosen))
+
+
+def add_adapter(model: PreTrainedModel, targets: list[str], saved: list[str], config: Config) -> PeftModel:
+    """The model with a fresh adapter, whose parameters (FP32) alone are trained; random by the seed.
+
+    Raises:
+        ValueError: an initialisation from the base's principal part has a rank above what a weight has.
+    """
+    base_dtype = model.dtype
     settings = LoraConfig(
         task_type="CAUSAL_LM",
         r=config.rank,
@@ -74,23 +97,76 @@ def add_adapter(model: PreTrainedModel, targets: list[str], config: Config) -> P
         target_modules=targets,
         use_rslora=config.rslora,
         use_dora=config.method == "dora",
+        init_lora_weights=cast(Any, True if config.init_lora_weights == "default" else config.init_lora_weights),
+        modules_to_save=saved or None,
+        ensure_weight_tying=bool(model.config.tie_word_embeddings) and any(name.endswith(EMBEDDING) for name in saved),
     )
+    if changes_base(config.init_lora_weights):
+        _check_rank(model, targets, config)
     torch.manual_seed(config.seed)
     tuned: PeftModel = get_peft_model(model, settings)
+    for module in tuned.modules():
+        if isinstance(module, ModulesToSaveWrapper):
+            _in_fp32(cast(nn.Module, module.modules_to_save["default"]), base_dtype)
     return tuned
+
+
+def changes_base(initialisation: str) -> bool:
+    """Whether an initialisation takes the factors' product out of the base."""
+    return initialisation.startswith(CHANGES_BASE)
+
+
+def _check_rank(model: PreTrainedModel, targets: list[str], config: Config) -> None:
+    for name, module in model.named_modules():
+        is_target = any(name == end or name.endswith("." + end) for end in targets)
+        if isinstance(module, nn.Linear) and is_target and config.rank > min(module.weight.shape):
+            raise ValueError(
+                f"rank {config.rank} is above {min(module.weight.shape)}, all that {name} has, and "
+                f"{config.init_lora_weights} starts from its principal part; choose a lower rank"
+            )
+
+
+def _in_fp32(module: nn.Module, base_dtype: torch.dtype) -> None:
+    """Train a module in FP32 amid a base of another type, which goes on to see its own type."""
+    module.float()
+    if base_dtype != torch.float32:
+        module.register_forward_pre_hook(_inputs_to_fp32)
+        module.register_forward_hook(lambda _, inputs, output: output.to(base_dtype))
+
+
+def _inputs_to_fp32(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return tuple(item.float() if item.is_floating_point() else item for item in inputs)
 
 
 def expected(model: PeftModel) -> Expected:
     """What an adapter saved from this model must hold."""
     shapes: dict[str, tuple[int, int]] = {}
     magnitudes: dict[str, torch.Tensor] = {}
+    saved: dict[str, tuple[int, ...]] = {}
+    initial: Factors = {}
+    taken_out = changes_base(str(model.peft_config["default"].init_lora_weights))
     for name, module in _base_model(model).named_modules():
         if isinstance(module, LoraLayer):
             weight = _weight(module.get_base_layer())
             shapes[name] = (weight.shape[0], weight.shape[1])
             if "default" in module.lora_magnitude_vector:
-                magnitudes[name] = _weight(module.lora_magnitude_vector["default"]).detach().cpu().clone()
-    return Expected(shapes, magnitudes)
+                magnitudes[name] = _copy(module.lora_magnitude_vector["default"])
+            if taken_out:
+                initial[name] = _copy(module.lora_A["default"]), _copy(module.lora_B["default"])
+        elif isinstance(module, ModulesToSaveWrapper):
+            for part, tensor in module.modules_to_save["default"].named_parameters():
+                saved[f"{name}.{part}"] = tuple(tensor.shape)
+    return Expected(shapes, magnitudes, saved, _aliases(model), initial)
+
+
+def _copy(module: nn.Module) -> torch.Tensor:
+    return _weight(module).detach().cpu().clone()
+
+
+def _aliases(model: nn.Module) -> dict[str, str]:
+    first = {id(item): name for name, item in model.named_parameters()}
+    every = model.named_parameters(remove_duplicate=False)
+    return {name: first[id(item)] for name, item in every if item.requires_grad and first[id(item)] != name}
 
 
 def _weight(module: nn.Module) -> torch.Tensor:
@@ -101,53 +177,39 @@ def _base_model(model: PeftModel) -> nn.Module:
     return cast(nn.Module, cast(Any, model).get_base_model())
 
 
-def save_adapter(model: PeftModel, weights: dict[str, torch.Tensor], folder: Path, base_name: str) -> None:
+def save_adapter(
+    model: PeftModel, weights: dict[str, torch.Tensor], wanted: Expected, folder: Path, base_name: str
+) -> None:
     """Write adapter_config.json and adapter_model.safetensors, with nothing in them that differs between runs.
 
     Args:
         model: Gives the adapter's settings; its own tensors may be sharded.
-        weights: The adapter's parameters, by their names in the model.
+        weights: The trained parameters, by their names in the model.
+        wanted: What was there before training.
         folder: Where.
         base_name: Of the base model.
     """
-    model.save_pretrained(str(folder), state_dict=weights)
+    tied = {alias: weights[name] for alias, name in wanted.aliases.items()}
+    model.save_pretrained(str(folder), state_dict={**weights, **tied}, save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)
     settings: dict[str, Any] = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
     settings["base_model_name_or_path"] = base_name
     for name in ("target_modules", "exclude_modules", "modules_to_save"):
         if isinstance(settings.get(name), list):
             settings[name] = sorted(settings[name])  # peft holds sets
+    if wanted.initial:
+        _subtract(folder / WEIGHTS_NAME, wanted.initial)
+        settings["init_lora_weights"] = True
+        settings["r"] *= 2
+        settings["lora_alpha"] *= 2**0.5 if settings["use_rslora"] else 2
     (folder / CONFIG_NAME).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def check_adapter(folder: Path, wanted: Expected, method: str) -> None:
-    """Read an adapter back and check that it is what was asked for.
-
-    Raises:
-        ValueError: modules are missing, of a wrong shape or in excess, a factor is not finite or B is all zero, or
-            for DoRA magnitudes are missing or have not moved.
-    """
-    adapter = read_adapter(LocalStore(folder))
-    found = {module.name: module for module in adapter.modules.values()}
-    if adapter.dora != (method == "dora"):
-        raise ValueError(f"the adapter says use_dora={adapter.dora}, and {method} was asked for")
-    if different := wanted.shapes.keys() ^ found.keys():
-        name = min(different)
-        where = "is missing from" if name in wanted.shapes else "is in excess in"
-        raise ValueError(f"{name} {where} the adapter ({len(found)} modules, {len(wanted.shapes)} wanted)")
-    for name, module in found.items():
-        if module.shape != wanted.shapes[name]:
-            raise ValueError(f"{name}: the adapter fits {module.shape}, and the base's weight is {wanted.shapes[name]}")
-        _check_factors(adapter.store, module)
-        if method == "dora":
-            assert module.magnitude is not None  # read_adapter has seen to it
-            if torch.equal(read_tensor(adapter.store, module.magnitude).flatten(), wanted.magnitudes[name].flatten()):
-                raise ValueError(f"{name}: DoRA's magnitudes have not moved; was the learning rate ever above zero?")
-
-
-def _check_factors(store: Store, module: LoraModule) -> None:
-    a, b = read_tensor(store, module.a), read_tensor(store, module.b)
-    if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
-        raise ValueError(f"{module.name}: the adapter holds values that are not finite")
-    if not b.any():
-        raise ValueError(f"{module.name}: B is all zero, so nothing was learned; no gradient reached the module")
+def _subtract(file: Path, initial: Factors) -> None:
+    """Make the factors in a file those of the difference to the initial ones: A over A0, B beside -B0."""
+    tensors = load_file(file)
+    for name, (a, b) in initial.items():
+        key_a, key_b = (f"{PREFIX}{name}.lora_{part}.weight" for part in "AB")
+        tensors[key_a] = torch.cat([tensors[key_a], a])
+        tensors[key_b] = torch.cat([tensors[key_b], -b], dim=1)
+    save_file(tensors, file, metadata={"format": "pt"})

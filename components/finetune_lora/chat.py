@@ -64,6 +64,8 @@ class ChatTemplate:
             for message in messages
         ):
             raise ValueError(f"{where}: messages must be a list of objects with the texts role and content")
+        if messages[0]["role"] == "assistant":
+            raise ValueError(f"{where}: the chat begins with the assistant; put what it answers before it")
         for message in messages:
             for token in self._control:
                 if token in message["content"]:

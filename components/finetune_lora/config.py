@@ -1,8 +1,8 @@
 """Options of finetune_lora; torch-free, because help and faces read them."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from crosstrain.components.core.config import (
     InputURI,
@@ -42,8 +42,19 @@ class Config(TrainingOptions):
     """Probability with which an input of the update is dropped in training."""
     target_modules: tuple[str, ...] = Field(("all-linear",), min_length=1)
     """Linear modules to tune, by the end of their names (q_proj); all-linear: every one but lm_head."""
+    init_lora_weights: str = Field("default", pattern=r"^(default|gaussian|orthogonal|olora|pissa(_niter_[1-9]\d*)?)$")
+    """How the factors begin. default, gaussian, orthogonal: the update is zero at first. pissa, pissa_niter_N (N
+    iterations of a fast SVD), olora: the base's principal part is trained. These take it out of the base while
+    training; what is saved is plain LoRA of twice the rank that fits the original base. With base_dtype=bfloat16 the
+    rest of the base is rounded while training, and not in what is saved."""
+    modules_to_save: tuple[str, ...] = ()
+    """Modules trained and saved whole beside the factors, by the end of their names (embed_tokens, lm_head, norm);
+    tied embeddings stay tied."""
+    new_tokens: tuple[str, ...] = ()
+    """Texts that become tokens of their own. Their embeddings begin at the others' mean, embed_tokens and lm_head are
+    trained whole, and the tokenizer lies with the adapter. For rows, whose text is encoded here; not for shards."""
     base_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type the base is held in while training; the adapter is always float32."""
+    """Type the base is held in while training; what is trained is always float32."""
     base_name: str = ""
     """Name of the base model for adapter_config.json, such as a hub id; empty: made from the manifest's SHA-256."""
     prompt_field: str = "prompt"
@@ -56,6 +67,9 @@ class Config(TrainingOptions):
     sequence_length: NonNegativeInt = 0
     """Longest row in tokens, more is cut off at the end; 0: 1024, or the model's maximum if that is less. Shards
     have their own."""
+    packing: bool = False
+    """Put several rows into one sequence of sequence_length, where they fit; they do not see each other. A sequence
+    then counts as one of the batch size."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; auto: the first GPU, else the CPU."""
     steps: PositiveInt = 100
@@ -69,3 +83,10 @@ class Config(TrainingOptions):
     run_on: Placement = RunOn()
     """Where the training runs: in this process, or as a job of several processes or nodes (target, instance_type,
     nodes, queue, priority, volumes, …). No part of what the work is."""
+
+    @model_validator(mode="after")
+    def _tokens_are_texts(self) -> Self:
+        for token in self.new_tokens:
+            if not token.strip() or self.new_tokens.count(token) > 1:
+                raise ValueError(f"new_tokens: {token!r} is blank or there twice")
+        return self

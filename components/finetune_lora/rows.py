@@ -3,8 +3,8 @@
 A row is `[BOS] given … learned … [EOS]`, and only what is to be learned has labels. Texts that meet at such a border
 are encoded apart, as they are when the model answers: the prompt is encoded first, and the model adds ids to it.
 Labels are kept by position, never by looking for an id, so that the final EOS keeps its label where the pad is the
-same id. BOS: exactly one where the tokenizer or the chat template wants one. Left out on purpose: packing several
-rows into one sequence.
+same id. BOS: exactly one where the tokenizer or the chat template wants one. Several rows in one sequence: see
+`packing`.
 """
 
 import gzip
@@ -54,6 +54,8 @@ class RowDataset:
         self, ids: NDArray[np.uint32], learned: NDArray[np.bool_], lengths: Sequence[int], dropped: int
     ) -> None:
         self._ids, self._learned = ids, learned
+        self.lengths = lengths
+        """Ids of each row."""
         self._ends = np.cumsum(np.array(lengths, np.int64))
         self.dropped = dropped
         """Rows left out because no id of theirs has a label."""

@@ -18,6 +18,7 @@ import torch
 from accelerate import init_empty_weights
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
+from peft.utils import ModulesToSaveWrapper
 from torch import nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -68,7 +69,10 @@ def streamed_model(
         model = PeftModel.from_pretrained(model, str(adapter), low_cpu_mem_usage=True).float()
         _disturb_replaced(model, {id(slot.hollow) for slot in slots}, noise or {})
     whole = _dora_layers(model)
+    unused = {id(wrapper.original_module) for wrapper in model.modules() if isinstance(wrapper, ModulesToSaveWrapper)}
     for slot in slots:
+        if id(slot.module) in unused:
+            continue  # the adapter brought a whole module in its place
         read = partial(_read_noisy, store, slot.tensor, (noise or {}).get(slot.tensor.name, 0.0))
         _attach(slot, store, read, whole.get(id(slot.module)))
     return model.eval()

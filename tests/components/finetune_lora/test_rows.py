@@ -113,6 +113,7 @@ def test_field_names_can_be_chosen(read, tokenizer) -> None:
         (b"{", r"line 2: not JSON"),
         (b"[1]", r"line 2: a JSON object is wanted, and this is a list"),
         (b'{"messages": []}', r"line 2: messages must be a list of objects"),
+        (b'{"messages": [{"role": "assistant", "content": "x"}]}', r"line 2: the chat begins with the assistant"),
         (b'{"messages": [{"role": "user"}]}', r"line 2: messages must be a list of objects"),
     ],
 )
