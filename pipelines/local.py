@@ -73,6 +73,8 @@ def run(pipeline: Pipeline, values: Mapping[str, Any], folder: RunFolder, verbos
         status = "stopped" if received else "failed" if code or progress.failed() else "succeeded"
         folder.write_summary(summary.describe(pipeline, values, progress, status, started, time.time(), reports))
     print_table(progress, console if console.is_terminal else Console(width=_TABLE_WIDTH))
+    spent = summary.cost(progress)
+    print(f"cost: {spent['usd']:,.2f} {spent['basis']}" if spent["usd"] is not None else spent["basis"])
     for report in reports:
         print(f"report: {report}")
     print(f"summary: {folder.summary}", flush=True)

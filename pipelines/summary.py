@@ -43,6 +43,7 @@ def describe(
         "ended": None if ended is None else _time(ended),
         "versions": {name: version(name) for name in ("crosstrain", "kfp")},
         "reports": [str(path) for path in reports],
+        "cost": cost(progress),
         "steps": [
             {
                 "task": step.task,
@@ -59,6 +60,16 @@ def describe(
             for step in progress.ordered()
         ],
     }
+
+
+def cost(progress: Progress) -> dict[str, Any]:
+    """The run's cost in USD, as the sum of its steps' (None: no step has one), and by step or why not."""
+    steps = {step.title: step.metrics["cost_usd"] for step in progress.ordered() if "cost_usd" in step.metrics}
+    if not steps:
+        why = "no cost: no step ran as a job on an instance type that has a price (run_on.instance_type, run_on.prices)"
+        return {"usd": None, "basis": why}
+    listed = ", ".join(f"{title} {usd:,.2f}" for title, usd in steps.items())
+    return {"usd": round(sum(steps.values()), 6), "basis": f"USD: {listed}; steps without a price are not in it"}
 
 
 def _time(seconds: float) -> str:

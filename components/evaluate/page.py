@@ -23,6 +23,7 @@ from crosstrain.components.core.charts import (
     interval_chart,
     line_chart,
 )
+from crosstrain.components.evaluate.costs import StepCost, markdown_costs, render_costs
 from crosstrain.components.evaluate.curves import Curve
 from crosstrain.components.evaluate.outcome import Outcome, SetOutcome
 from crosstrain.components.evaluate.statistics import CONFIDENCE, Interval, perplexity
@@ -55,9 +56,13 @@ Sets = Mapping[str, SetOutcome]
 
 
 def render_page(
-    outcome: Outcome, curves: Sequence[Curve], inputs: Mapping[str, Artifact], options: Mapping[str, Any]
+    outcome: Outcome,
+    curves: Sequence[Curve],
+    inputs: Mapping[str, Artifact],
+    options: Mapping[str, Any],
+    costs: Sequence[StepCost] = (),
 ) -> str:
-    """The self-contained report."""
+    """The self-contained report; without costs it is the same bytes for the same work."""
     sets = _sets(outcome)
     tone: report.Tone = "good" if outcome.passed else "bad"
     parts = [
@@ -70,17 +75,21 @@ def render_page(
     parts.append(_documents(sets))
     if outcome.generations:
         parts.append(_generations(outcome))
+    if costs:
+        parts.append(render_costs(costs))
     parts += [_method(sets), _lineage(inputs), _options(options)]
     return report.page("Evaluation: candidate against baseline", *parts)
 
 
-def render_markdown(outcome: Outcome) -> str:
+def render_markdown(outcome: Outcome, costs: Sequence[StepCost] = ()) -> str:
     """The summary that the KFP UI shows: verdict, reason, one table a set."""
     told = " ".join(outcome.sentences())
     lines = [f"## Verdict: {outcome.verdict}\n\n{told}\n"]
     for name, one in _sets(outcome).items():
         lines.append(f"**{name}**\n\n" + report.markdown_table(("Model", *COLUMNS[1:]), _rows(one)))
     lines.append(f"Measured on {report.markdown_text(outcome.device)} in {outcome.dtype}.\n")
+    if costs:
+        lines.append(markdown_costs(costs))
     files = ("report.html", "metrics.json", "per_document.jsonl", "generations.jsonl")
     lines.append(f"Files of the artifact: {', '.join(f'[{name}]({name})' for name in files)}.\n")
     return "\n".join(lines)

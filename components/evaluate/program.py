@@ -23,6 +23,7 @@ from crosstrain.components.core.step import Result
 from crosstrain.components.core.tokenizer import Tokenizer, load_tokenizer
 from crosstrain.components.core.unigram import count_labels, unigram_loss
 from crosstrain.components.evaluate.config import Config
+from crosstrain.components.evaluate.costs import read_costs
 from crosstrain.components.evaluate.curves import read_curves
 from crosstrain.components.evaluate.generations import Prompt, choose_prompts, continue_prompts
 from crosstrain.components.evaluate.losses import (
@@ -61,8 +62,8 @@ def run(config: Config) -> Result:
     curves = read_curves({name: inputs[name] for name in (*MODELS, "adapter") if name in inputs})
     with ArtifactWriter(config.output) as out:
         outcome, pieces = measure(inputs, config, device)
-        html = render_page(outcome, curves, inputs, config.options())
-        _write_files(out, outcome, pieces, html)
+        page = render_page(outcome, curves, inputs, config.options())
+        _write_files(out, outcome, pieces, page)
         facts = EvaluationFacts(
             verdict=outcome.verdict,
             finding=outcome.finding,
@@ -78,7 +79,9 @@ def run(config: Config) -> Result:
         raise ValueError(f"verdict fail: {told} The report is at {artifact.files.locate('report.html')}")
     seconds = time.perf_counter() - started
     metrics = {**outcome.headline(), "tokens_per_second": 2 * outcome.tokens / seconds}
-    return Result(artifact, metrics, html, render_markdown(outcome))
+    costs = read_costs(inputs)
+    html = render_page(outcome, curves, inputs, config.options(), costs)
+    return Result(artifact, metrics, html, render_markdown(outcome, costs))
 
 
 def check_inputs(inputs: Inputs, config: Config) -> None:

@@ -48,6 +48,7 @@ def test_the_compiled_bytes_run_and_the_summary_says_so(crosstrain, compiled: di
     ]
     assert steps(out)["use"]["metrics"] == {"length": 12.0}
     assert found["reports"] == [str(out / "report.html")]
+    assert found["cost"]["usd"] is None and found["cost"]["basis"] in done.stdout
     assert (out / "report.html").read_text() == "<p>from python3</p>"
     lines = done.stdout.splitlines()
     assert [line[10:].split(" in ")[0] for line in lines[:4]] == [

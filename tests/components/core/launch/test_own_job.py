@@ -1,5 +1,7 @@
 """A component's program as ranks: the configuration reaches them whole, and says nothing of where they run."""
 
+import pytest
+
 from crosstrain.components.core.config import Config, InputURI, OutputURI, parse_arguments
 from crosstrain.components.core.launch.job import RunOn
 from crosstrain.components.core.launch.own_job import Placement, own_job
@@ -37,3 +39,12 @@ def test_where_it_runs_is_no_part_of_the_work():
     assert config().options() == config(target="trainjob", nodes=2).options()
     here, there = (own_job("t", config(target="trainjob", nodes=nodes), image="i") for nodes in (1, 2))
     assert here is not None and there is not None and here.name == there.name
+
+
+@pytest.mark.parametrize("setting", ["resources", "node_selector"])
+def test_settings_of_the_task_that_would_be_lost_are_refused(setting):
+    """KFP gives them to no pod: a step that trains in its own would run without the GPU it was given."""
+    given = config(task_config={setting: {"a": "b"}, "env": [{"name": "A", "value": "1"}]})
+    with pytest.raises(ValueError, match=rf"none of the task's settings \({setting}\).*choose trainjob"):
+        own_job("train_fp8", given, image="i")
+    assert own_job("train_fp8", config(task_config={"env": [{"name": "A", "value": "1"}]}), image="i") is None
