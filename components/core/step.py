@@ -22,14 +22,14 @@ from typing import Any
 
 from crosstrain.components.core import telemetry
 from crosstrain.components.core.artifact import Artifact
-from crosstrain.components.core.config import OUTPUT, Config, parse_arguments
+from crosstrain.components.core.config import OUTPUT, SOURCE, Config, parse_arguments
 from crosstrain.components.core.manifest import MANIFEST_NAME, Source, finite
 
 log = logging.getLogger(__name__)
 
 COMPONENTS = (
     "preflight", "import_data", "import_model", "tokenize", "shard", "train_fp8", "finetune_lora", "merge", "evaluate",
-    "tokenize_plan", "tokenize_partition", "tokenize_join",
+    "tokenize_plan", "tokenize_partition", "tokenize_join", "consolidate",
 )  # fmt: skip
 
 RECORD_NAME = "run.json"
@@ -101,7 +101,7 @@ def execute(component: str, config: Config) -> Result:
 def _finished(component: str, config: Config) -> Result | None:
     """The result that stands at the output already, if it is this very work."""
     inputs = config.artifacts()
-    if not inputs:
+    if not inputs or config.uris(SOURCE):
         return None  # an import: its source may have changed, and it copies little
     (output,) = (getattr(config, name) for name in config.uris(OUTPUT))
     try:

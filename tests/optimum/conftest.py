@@ -49,7 +49,7 @@ def _answers(name: str) -> Any:
 
 
 class _StandIn(ModuleType):
-    __path__: list[str] = []
+    __path__ = ()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -199,7 +199,9 @@ class Sharder:
             first.peft_type = "lora" if adapted else None
         return made
 
-    def _local(self, whole: dict[str, Any], shape: Shape, specs: list[Any], layers: range, ranks: int, rank: int) -> Any:
+    def _local(
+        self, whole: dict[str, Any], shape: Shape, specs: list[Any], layers: range, ranks: int, rank: int
+    ) -> Any:
         from optimum.neuron.models.training import transformations_utils as upstream
 
         self._patch.setattr(upstream, "get_tensor_model_parallel_size", lambda: ranks)
