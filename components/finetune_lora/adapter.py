@@ -107,7 +107,7 @@ def add_adapter(model: PreTrainedModel, targets: list[str], saved: list[str], co
     tuned: PeftModel = get_peft_model(model, settings)
     for module in tuned.modules():
         if isinstance(module, ModulesToSaveWrapper):
-            _in_fp32(cast(nn.Module, module.modules_to_save["default"]), base_dtype)
+            _in_fp32(module.modules_to_save["default"], base_dtype)
     return tuned
 
 
@@ -144,7 +144,7 @@ def expected(model: PeftModel) -> Expected:
     magnitudes: dict[str, torch.Tensor] = {}
     saved: dict[str, tuple[int, ...]] = {}
     initial: Factors = {}
-    taken_out = changes_base(str(model.peft_config["default"].init_lora_weights))
+    taken_out = changes_base(str(cast(LoraConfig, model.peft_config["default"]).init_lora_weights))
     for name, module in _base_model(model).named_modules():
         if isinstance(module, LoraLayer):
             weight = _weight(module.get_base_layer())
