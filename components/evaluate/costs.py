@@ -13,7 +13,7 @@ from crosstrain.components.core import report
 from crosstrain.components.core.artifact import Artifact
 from crosstrain.components.core.step import RECORD_NAME
 
-UNKNOWN = "no cost: it ran in the step's own process, on a machine whose instance type is not known"
+UNKNOWN = "no cost: it ran in the process of the step itself, on a machine whose instance type is not known"
 COLUMNS = ("", "Queue", "Run", "Compile", "Restart", "USD", "USD/million tokens")
 NOTE = (
     "Wall time x nodes x the price of an hour. Time in the queue holds no node and costs nothing; compiling and "
