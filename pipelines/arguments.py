@@ -67,6 +67,15 @@ def _status(parser: argparse.ArgumentParser) -> None:
     _server(parser)
 
 
+def _show(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("place", metavar="RUN_DIR|URI", help="folder of a run, an artifact, or a prefix with artifacts")
+    parser.add_argument(
+        "--also", metavar="URI", action="append", default=[], help="look for inputs here as well; may be repeated"
+    )
+    parser.add_argument("--verify", action="store_true", help="read every object and compare it with its manifest")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
 def _work(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--service-account", metavar="NAME", default="", help="service account of the run's pods: crosstrain-runner"
@@ -121,5 +130,6 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "preflight": ("check a run before anything is spent, and tell every finding at once", _preflight),
     "submit": ("start a run on a cluster, uploading the pipeline where it is absent", _submit),
     "apply": ("start every run of a folder of run files that has not been started yet", _apply),
+    "show": ("what a run made: artifacts, what each was made from, metrics and cost", _show),
     "status": ("what became of each run file of a folder", _status),
 }
