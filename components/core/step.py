@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 COMPONENTS = (
     "preflight", "import_data", "import_model", "tokenize", "shard", "train_fp8", "finetune_lora", "merge", "evaluate",
-    "tokenize_plan", "tokenize_partition", "tokenize_join", "consolidate",
+    "tokenize_plan", "tokenize_partition", "tokenize_join", "compare_arms", "consolidate",
 )  # fmt: skip
 
 RECORD_NAME = "run.json"
@@ -189,7 +189,8 @@ def run_step(
         log.exception("%s failed", component)
         telemetry.emit("failed", error=f"{type(error).__name__}: {error}")
         raise
-    _publish(result, output, metrics, html, markdown)
+    artifacts = {name: place for name, place in values.items() if name in inputs and isinstance(place, str)}
+    _publish(result, output, metrics, html, markdown, {**artifacts, output_field: result.artifact.uri})
     telemetry.emit("done", uri=result.artifact.uri, metrics=finite(result.metrics))
     return result
 
@@ -226,7 +227,7 @@ def select_options(component: str, config: Mapping[str, Any], given: Mapping[str
     return {**given, **config}
 
 
-def _publish(result: Result, output: Any, metrics: Any, html: Any, markdown: Any) -> None:
+def _publish(result: Result, output: Any, metrics: Any, html: Any, markdown: Any, artifacts: Mapping[str, str]) -> None:
     manifest = result.artifact.manifest
     _write(output.path, manifest.encode())
     output.metadata.update(
@@ -238,7 +239,9 @@ def _publish(result: Result, output: Any, metrics: Any, html: Any, markdown: Any
     if html is not None:
         _write(html.path, result.html.encode())
     if markdown is not None:
-        _write(markdown.path, result.markdown.encode())
+        from crosstrain.components.core.links import with_links  # of the eval extra, as what writes Markdown is
+
+        _write(markdown.path, with_links(result.markdown, result.artifact.uri, artifacts).encode())
 
 
 def _write(path: str, data: bytes) -> None:

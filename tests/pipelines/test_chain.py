@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import math
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from crosstrain.components.core.artifact import Artifact
+from crosstrain.pipelines import spec
 from crosstrain.pipelines.demo_corpus import gather
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,6 +91,29 @@ def test_emulated_fp8_is_called_so_and_claims_no_speed(run):
     assert not [name for name in run["steps"]["train_fp8"]["metrics"] if name == "tokens_per_second"]
     report = Path(run["summary"]["reports"][0]).read_text()
     assert "fp8-torchao-emulated" in report
+
+
+def test_what_the_ui_shows_of_the_run_is_small_and_self_contained(run):
+    """HTML of every step that has one: under 1 MB, nothing fetched; summaries with links to what exists."""
+    folder = Path(run["summary"]["reports"][0]).parent
+    shown = {"system.HTML": 0, "system.Markdown": 0, "system.Metrics": 0}
+    for task in spec.load("pretrain_finetune").tasks(run["summary"]["parameters"]):
+        for name, kind in task.outputs.items():
+            if kind not in shown:
+                continue
+            shown[kind] += 1
+            if kind == "system.Metrics":
+                (metrics,) = [step["metrics"] for step in run["summary"]["steps"] if step["task"] == task.name]
+                assert metrics and all(map(math.isfinite, metrics.values()))
+                continue
+            text = next((folder / "artifacts").glob(f"*/{task.name}/{name}")).read_text()
+            if kind == "system.HTML":
+                assert len(text.encode()) < 1_000_000
+                assert not re.search(r"<(script|link|img|iframe|object)\b|@import|url\((?!#)|\bsrc=|href=(?!\"#)", text)
+            else:
+                links = re.findall(r"\]\(([^)]+)\)", text)
+                assert links and [link for link in links if not Path(link).exists()] == []
+    assert all(shown.values())
 
 
 def test_lineage_leads_from_the_verdict_to_the_text(run):
