@@ -1,14 +1,16 @@
 """How much memory training a Llama takes on each device, estimated from its shape alone; free of torch.
 
 Per parameter: 4 bytes of fp32 weight, 4 of gradient, 8 of AdamW's two moments, over the ranks that share them
-(FSDP2, tensor, pipeline), and outside of fp32 a 2-byte copy to compute with (of two blocks at a time where FSDP2
-gathers them). A frozen base is held in its own type and has none of the rest; its adapter has all of it.
+(FSDP2, tensor, pipeline); where FSDP2 shares them, two gathered blocks and the gathered embeddings besides; and outside
+of fp32 a 2-byte copy to compute with, which autograd keeps of every block. A frozen base is held in its own type and
+has none of the rest; its adapter has all of it.
 
 Per token and block, kept for the backward pass: w(4i + 2q + 3kv) + 4 * 6h bytes, where w is the width of the
 matrix products (4 in fp32, else 2), i the MLP's size, q and kv the widths of queries and keys, h the hidden size:
 gate, up, their activation and product; queries and attention's output twice, keys and values; and in fp32 the
-residual stream and the norms around it. Recomputing whole blocks keeps 4h of it and one block. Per token at the
-end: the logits in w bytes, in fp32, and their gradient. Attention's scores are not kept (fused attention).
+residual stream and the norms around it. Recomputing all but the matrix products keeps w(2i + q + 2kv + 2h) + 4h of
+it, recomputing whole blocks 4h and one block. Per token at the end: the logits in w bytes, in fp32, and their
+gradient. Attention's scores are not kept (fused attention).
 
 On torch's CPU build the blocks' part is within a quarter of what autograd saves (tests/components/core/test_memory.py).
 Left out: the allocator's loss to fragments, communication buffers, CUDA's own half gigabyte to a gigabyte, tensors
@@ -68,10 +70,14 @@ class Shape:
         return self.hidden * (matrices + 2)
 
     @property
+    def embeddings(self) -> int:
+        """Parameters of embedding and lm_head."""
+        return self.vocab * self.hidden * (1 if self.tied else 2)
+
+    @property
     def parameters(self) -> int:
         """Parameters of the model; without biases, as Llama has none."""
-        embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
-        return embeddings + self.layers * self.block + self.hidden
+        return self.embeddings + self.layers * self.block + self.hidden
 
     def adapter(self, rank: int) -> int:
         """Parameters of a LoRA adapter on every linear layer of the blocks."""
@@ -123,9 +129,8 @@ def estimate_training(shape: Shape, cut: Cut, half: bool) -> Estimate:
         half: Whether matrix products are in 16 or 8 bits.
     """
     model = shape.parameters / (cut.tensor * cut.pipeline)
-    gathered = model if cut.shard == 1 else 2 * shape.block / cut.tensor
     held = model / cut.shard
-    copies = HALF * gathered if half else (0.0 if cut.shard == 1 else FP32 * gathered)
+    copies = (HALF * model if half else 0.0) + _gathered(shape, cut, FP32)
     return Estimate(FP32 * held + copies, FP32 * held, MOMENTS * held, _activations(shape, cut, half))
 
 
@@ -134,17 +139,19 @@ def estimate_tuning(shape: Shape, cut: Cut, rank: int, base_bytes: int) -> Estim
 
     Args:
         shape: The base.
-        cut: What a device holds; the base is whole on each.
+        cut: What a device holds of both.
         rank: Rank of the adapter, on every linear layer.
         base_bytes: Bytes a parameter of the base.
     """
-    adapter = shape.adapter(rank)
-    return Estimate(
-        base_bytes * shape.parameters + FP32 * adapter,
-        FP32 * adapter,
-        MOMENTS * adapter,
-        _activations(shape, cut, half=base_bytes == HALF),
-    )
+    adapter, base = shape.adapter(rank) / cut.shard, base_bytes * shape.parameters / cut.shard
+    weights = base + _gathered(shape, cut, base_bytes) + FP32 * adapter
+    activations = _activations(shape, cut, half=base_bytes == HALF)
+    return Estimate(weights, FP32 * adapter, MOMENTS * adapter, activations)
+
+
+def _gathered(shape: Shape, cut: Cut, width: int) -> float:
+    """What FSDP2 gathers at a time: a block and the next one, and the root with the embeddings."""
+    return 0.0 if cut.shard == 1 else width * (2 * shape.block + shape.embeddings) / cut.tensor
 
 
 def _activations(shape: Shape, cut: Cut, half: bool) -> float:
@@ -152,7 +159,8 @@ def _activations(shape: Shape, cut: Cut, half: bool) -> float:
     stream = FP32 * shape.hidden
     products = width * (4 * shape.intermediate + 2 * shape.queries + 3 * shape.keys) / cut.tensor
     block = products + 6 * stream
+    outputs = width * ((2 * shape.intermediate + shape.queries + 2 * shape.keys) / cut.tensor + 2 * shape.hidden)
     layers = shape.layers / cut.pipeline
-    kept = {"none": block * layers, "selective": (products + stream) * layers, "full": stream * layers + block}
+    kept = {"none": block * layers, "selective": (outputs + stream) * layers, "full": stream * layers + block}
     logits = shape.vocab * (width + 2 * FP32) / cut.tensor
     return cut.tokens * (kept[cut.recompute] * cut.in_flight + logits)

@@ -9,44 +9,62 @@ from crosstrain.components.core.findings import Finding, error, not_checked, war
 from crosstrain.components.core.launch.instances import Instance
 from crosstrain.components.core.launch.own_job import NEURON_RESOURCES
 from crosstrain.components.core.memory import FP32, GIB, HALF, Cut, Estimate, Shape, estimate_training, estimate_tuning
+from crosstrain.components.core.parallel import layout as layouts
+from crosstrain.components.core.parallel.layout import Layout, Work
 from crosstrain.components.preflight.work import PRETRAIN, Training
 
 FULL = 0.9
 """Share of a device's memory above which an estimate is a warning: it leaves out fragments and buffers."""
-FP8_MULTIPLE = 16
-"""Dimensions of fp8 matrix products are multiples of this."""
 CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
+ALIGNMENT = {"block": 128, "mxfp8": 32}
+"""What dimensions of fp8 matrix products are multiples of, by recipe; others 16. See core/precision/recipes."""
+
+
 def check_layout(training: Training) -> Iterator[Finding]:
-    """Whether the batch divides over the processes, and samples fit the model."""
-    step, where = training.config, f"{training.component} layout"
-    if step.global_batch_size % training.processes:
-        near = max(1, -(-step.global_batch_size // training.processes)) * training.processes
-        yield error(
-            where,
-            f"global_batch_size {step.global_batch_size} does not divide over {training.processes} processes",
-            f"nearest: {near}",
-        )
+    """Whether batch and model divide over the processes, and samples fit the model."""
+    where = f"{training.component} layout"
+    try:
+        layout_of(training)
+    except ValueError as fault:
+        yield error(where, fault, "change the degrees, the batch or run_on.nodes")
     longest = training.shape.get("max_position_embeddings")
     if longest and training.sequence_length > longest:
-        yield error(
-            where,
-            f"sequence_length {training.sequence_length} is above the model's {longest} positions",
-            "shard with a smaller one",
-        )
-    if training.component == PRETRAIN and step.precision == "fp8":
+        what = f"sequence_length {training.sequence_length} is above the model's {longest} positions"
+        yield error(where, what, "shard with a smaller one")
+    if training.component == PRETRAIN and training.config.precision == "fp8":
         yield from _fp8_dimensions(training, where)
 
 
+def layout_of(training: Training) -> Layout:
+    """The layout that the step will take.
+
+    Raises:
+        ValueError: there is none, with the reason and the nearest one.
+    """
+    step: Any = training.config
+    if training.component != PRETRAIN:
+        return layouts.check_layout({}, training.processes, Work(step.global_batch_size, step.micro_batch_size), step)
+    work = Work(
+        step.global_batch_size,
+        step.micro_batch_size,
+        schedule=step.pipeline_schedule,
+        alignment=ALIGNMENT.get(step.fp8_recipe, 16) if step.precision == "fp8" else 1,
+        minimum_features=step.fp8_minimum_features,
+    )
+    vocab = training.vocab or step.tensor_parallel  # not known: taken as divisible
+    return layouts.check_layout({**training.shape, "vocab_size": vocab}, training.processes, work, step, step)
+
+
 def _fp8_dimensions(training: Training, where: str) -> Iterator[Finding]:
+    multiple = ALIGNMENT.get(training.config.fp8_recipe, 16)
     for name in ("hidden_size", "intermediate_size"):
         size = training.shape.get(name, 0)
-        if size % FP8_MULTIPLE:
-            near = round(size / FP8_MULTIPLE) * FP8_MULTIPLE
-            yield error(
-                where, f"precision fp8 wants {name} in multiples of {FP8_MULTIPLE}, not {size}", f"nearest: {near}"
-            )
+        if size >= training.config.fp8_minimum_features and size % multiple:
+            near = round(size / multiple) * multiple
+            what = f"fp8_recipe {training.config.fp8_recipe} wants {name} in multiples of {multiple}, not {size}"
+            yield error(where, what, f"nearest: {near}")
 
 
 def check_device(training: Training) -> Iterator[Finding]:
@@ -82,7 +100,7 @@ def check_memory(training: Training) -> Iterator[Finding]:
     try:
         estimate = _estimate(training)
     except ValueError as fault:
-        yield error(where, fault)
+        yield not_checked(where, fault)
         return
     if training.instance is not None:
         has, name = _device_bytes(training.instance, training), training.run_on.instance_type
@@ -103,14 +121,24 @@ def check_memory(training: Training) -> Iterator[Finding]:
 
 
 def _estimate(training: Training) -> Estimate:
+    """The estimate for the layout that the step will take.
+
+    Raises:
+        ValueError: there is no such layout, or the model's configuration lacks a size.
+    """
     step: Any = training.config
-    shape = Shape.read(training.shape, training.vocab)
-    micro = min(step.micro_batch_size, max(1, step.global_batch_size // training.processes))
-    tokens = micro * training.sequence_length
+    layout, shape = layout_of(training), Shape.read(training.shape, training.vocab)
+    cut = Cut(
+        tokens=layout.micro_batch * training.sequence_length,
+        shard=layout.shard,
+        tensor=layout.tensor,
+        pipeline=layout.pipeline,
+        recompute=step.activation_checkpointing,
+        in_flight=min(layout.micro_batches, layout.pipeline) if layout.schedule == "1f1b" else layout.micro_batches,
+    )
     if training.component == PRETRAIN:
-        return estimate_training(shape, Cut(tokens, shard=training.processes), half=step.precision != "fp32")
-    base = HALF if step.base_dtype == "bfloat16" else FP32
-    return estimate_tuning(shape, Cut(tokens), step.rank, base)
+        return estimate_training(shape, cut, half=step.precision != "fp32")
+    return estimate_tuning(shape, cut, step.rank, HALF if step.base_dtype == "bfloat16" else FP32)
 
 
 def _device_bytes(instance: Instance, training: Training) -> float:

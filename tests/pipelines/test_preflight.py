@@ -1,11 +1,14 @@
 """`crosstrain preflight` as a process, and the first step of a pipeline: every finding, and the status that says it."""
 
+import os
 from pathlib import Path
 
 import pytest
 import yaml
 
 from crosstrain.pipelines import spec
+
+RUNS = Path(__file__).resolve().parents[2] / "manifests" / "overlays" / "hyperpod" / "runs"
 
 
 @pytest.fixture
@@ -56,6 +59,19 @@ def test_what_cannot_be_checked_at_all_is_refused(crosstrain, run_file, tmp_path
     assert done.returncode == 2 and "corpus" in done.stderr
     done = crosstrain("preflight", "-f", tmp_path / "none.yaml")
     assert done.returncode == 2 and "no such run file" in done.stderr
+
+
+def test_the_example_of_hyperpod_lacks_only_what_is_the_users(crosstrain, tmp_path, monkeypatch):
+    """Images that nobody has published, a bucket and a cluster: nothing about the run itself."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name in ("KUBECONFIG", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    done = crosstrain("preflight", "-f", RUNS / "pretrain-8b.yaml")
+    told = [line for line in done.stdout.splitlines() if not line.startswith("not checked")]
+    assert len(told) == 3, told
+    assert "no S3 credentials" in told[0] and "names no registry" in told[1] and "names no registry" in told[2]
 
 
 @pytest.mark.parametrize("name", ["pretrain_finetune", "finetune"])

@@ -74,7 +74,7 @@ def check_layout(
     """The layout that the options ask for, with what they leave open filled in.
 
     Args:
-        shape: The model's configuration by Hugging Face's names, vocab_size included.
+        shape: The model's configuration by Hugging Face's names, vocab_size included; empty: data parallelism alone.
         world: Processes.
         work: The batch, and what the precision wants.
         data: Degrees of data parallelism.
@@ -112,6 +112,8 @@ def _with_batch(layout: Layout, work: Work) -> Layout:
 
 def _fault(layout: Layout, shape: Mapping[str, Any], work: Work) -> str:
     """Why the layout cannot be, or ""."""
+    if not shape and layout.tensor * layout.pipeline > 1:
+        return "a model of unknown shape cannot be cut"
     return _batch_fault(layout, work) or _tensor_fault(layout.tensor, shape, work) or _stage_fault(layout, shape, work)
 
 

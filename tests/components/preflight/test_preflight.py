@@ -56,7 +56,7 @@ def test_every_finding_comes_at_once_errors_first(lines, tmp_path):
     )  # fmt: skip
     assert of(found, "error: shard", "sed: unknown option", "did you mean 'seed'")
     assert of(found, "error: storage of corpus", "nothing is there")
-    assert of(found, "error: train_fp8 layout", "12 does not divide over 8", "nearest: 16")
+    assert of(found, "error: train_fp8 layout", "12 does not divide over 8", "nearest layout")
     assert of(found, "error: train_fp8 device", "A100", "no FP8", "use precision bf16")
     levels = [line.split(":")[0] for line in found]
     assert levels == sorted(levels, key=["error", "warning", "not checked"].index)
@@ -173,8 +173,10 @@ def test_memory_that_is_too_small_or_close(lines):
     (line,) = of(lines(train=big, preset="8b", sequence_length=8192, vocab_size=128_256), "train_fp8 memory")
     assert line.startswith("error:") and "ml.p5.48xlarge has 80.0 GiB for each" in line and "optimizer 7.5" in line
     two = {**big, "run_on": on("ml.p5.48xlarge", nodes=2), "global_batch_size": 16}
-    (line,) = of(lines(train=two, preset="8b", sequence_length=8192, vocab_size=128_256), "train_fp8 memory")
+    near = {**two, "activation_checkpointing": "selective"}
+    (line,) = of(lines(train=near, preset="8b", sequence_length=13_312, vocab_size=65_536), "train_fp8 memory")
     assert line.startswith("warning:") and "close" in line
+    assert not of(lines(train=near, preset="8b", sequence_length=8192, vocab_size=65_536), "memory")
     assert not of(lines(train=two, preset="8b", sequence_length=2048, vocab_size=65_536), "memory")
 
 

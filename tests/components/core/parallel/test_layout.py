@@ -104,3 +104,8 @@ def test_gpipe_takes_fewer_micro_batches_than_stages():
 def test_none_of_it_needs_torch():
     code = "import sys, crosstrain.components.core.parallel.layout; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
+
+
+def test_a_model_of_unknown_shape_is_dealt_to_data_parallel_ranks_alone():
+    with pytest.raises(ValueError, match=r"12 does not divide over 8 .*on 6 processes: .*tensor_parallel 1, pipeline"):
+        check_layout({}, 8, Work(12, 1), DataParallelOptions())
