@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from crosstrain.components.core.config import Config as BaseConfig
-from crosstrain.components.core.config import InputURI, OutputURI, PositiveInt
+from crosstrain.components.core.config import InputURI, OutputURI, PositiveInt, Workers
 
 
 class Config(BaseConfig):
@@ -18,7 +18,7 @@ class Config(BaseConfig):
     tokens: InputURI
     """Tokens artifact, made by tokenize."""
     output: OutputURI
-    """Where to write the shards artifact."""
+    """Where to write the shards artifact; the shards that an interrupted run finished there are not made again."""
     sequence_length: Annotated[int, Field(ge=2)] = 1024
     """Tokens a training sample."""
     seed: int = 0
@@ -27,3 +27,5 @@ class Config(BaseConfig):
     """Share of the documents held out for validation; 0: no validation split."""
     shard_tokens: PositiveInt = 100_000_000
     """Tokens a shard; the last one of a split has what is left. A document that does not fit goes on in the next."""
+    workers: Workers = 0
+    """Processes that write shards; 0: as many as there are CPUs, and shards. The output does not depend on it."""

@@ -50,9 +50,9 @@ def plan_shards(name: str, members: Members, documents: Documents, shard_tokens:
         before = int(ends[-1])
 
 
-def write_shard(plan: Plan, members: Members, documents: Documents, dtype: np.dtype, target: Path) -> None:
+def write_shard(plan: Plan, members: Members, documents: Documents, target: Path) -> None:
     """Write one shard's pair to `target`."""
-    with PairWriter(target, dtype) as writer:
+    with PairWriter(target, documents.pairs[0].dtype) as writer:
         gathered: list[Ids] = []
         size = 0
         for piece in _pieces(plan, members, documents):

@@ -5,8 +5,8 @@ memory does not grow with the corpus.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,26 +20,31 @@ SPLITS = ("train", "validation")
 _HASHES = 2.0**64
 
 
-class Documents:
-    """The documents of a tokens artifact, numbered through all its parts; parts are verified and mapped."""
+def fetch_parts(tokens: Artifact) -> list[Path]:
+    """The parts of a tokens artifact as verified local files: their stems."""
+    stems = []
+    for stem in tokens.facts.parts:
+        for suffix in (".idx", ".hash", ".bin"):
+            path = tokens.fetch(stem + suffix)
+        stems.append(path.with_suffix(""))
+    return stems
 
-    def __init__(self, tokens: Artifact) -> None:
-        self.pairs: list[Pair] = []
-        self._hash_paths: list[Path] = []
-        for stem in tokens.facts.parts:
-            tokens.fetch(f"{stem}.idx")
-            pair = Pair(tokens.fetch(f"{stem}.bin").with_suffix(""))
-            path = tokens.fetch(f"{stem}.hash")
-            if path.stat().st_size != 8 * len(pair):
-                raise ValueError(f"{tokens.uri}: {stem}.hash does not belong to {stem}.idx; make the tokens again")
-            self.pairs.append(pair)
-            self._hash_paths.append(path)
+
+class Documents:
+    """The documents of verified parts, numbered through all of them; mapped."""
+
+    def __init__(self, stems: list[Path]) -> None:
+        self.stems = stems
+        self.pairs = [Pair(stem) for stem in stems]
+        for stem, pair in zip(stems, self.pairs, strict=True):
+            if stem.with_suffix(".hash").stat().st_size != 8 * len(pair):
+                raise ValueError(f"{stem}.hash does not belong to {stem.name}.idx; make the tokens again")
         self.first = np.cumsum([0, *(len(pair) for pair in self.pairs)])
         """Number of each part's first document, and the number of all; [parts + 1]."""
 
     def hashes(self, part: int) -> NDArray[np.uint64]:
         """Hashes of a part's documents; [documents]."""
-        return np.fromfile(self._hash_paths[part], "<u8")
+        return np.fromfile(self.stems[part].with_suffix(".hash"), "<u8")
 
     def lengths(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Ids of some documents; [numbers]."""
@@ -62,22 +67,20 @@ class Documents:
 
 @dataclass(frozen=True)
 class Members:
-    """The documents of one split in shuffled order."""
+    """The documents of one split in shuffled order. Small, so that it may go to another process."""
 
-    numbers: NDArray[np.int64]
-    """Document numbers in the order of the corpus, mapped."""
+    path: Path
+    """File of document numbers in the order of the corpus."""
     order: Permutation
     tokens: int
 
-    @classmethod
-    def load(cls, path: Path, name: str, seed: int, tokens: int) -> Self:
-        """Map a file of document numbers, shuffled by a seed."""
-        size = path.stat().st_size // 8
-        numbers = np.memmap(path, np.int64, "r", shape=(size,)) if size else np.empty(0, np.int64)
-        return cls(numbers, permutation(size, "shuffle", name, seed), tokens)
+    @cached_property
+    def numbers(self) -> NDArray[np.int64]:
+        """Document numbers in the order of the corpus, mapped."""
+        return np.memmap(self.path, np.int64, "r", shape=(len(self),)) if len(self) else np.empty(0, np.int64)
 
     def __len__(self) -> int:
-        return self.numbers.size
+        return self.order.size
 
     def at(self, begin: int, end: int) -> NDArray[np.int64]:
         """Document numbers at positions [begin, end) of the shuffled order."""
@@ -102,7 +105,10 @@ def split(documents: Documents, fraction: float, seed: int, scratch: Path) -> di
             for name, chosen in (("train", ~held_out), ("validation", held_out)):
                 (np.flatnonzero(chosen) + documents.first[part]).astype(np.int64).tofile(files[name])
                 tokens[name] += int(pair.lengths[chosen].sum(dtype=np.int64))
-    members = {name: Members.load(paths[name], name, seed, tokens[name]) for name in SPLITS}
+    members = {
+        name: Members(paths[name], permutation(paths[name].stat().st_size // 8, "shuffle", name, seed), tokens[name])
+        for name in SPLITS
+    }
     count = int(documents.first[-1])
     if not len(members["train"]):
         raise ValueError(

@@ -1,7 +1,6 @@
 """Corpus to token documents: plan units, choose tokenizer and encoder, do the units, write one manifest.
 
-What is read how, is in reading.py; what a part is, in encoding.py; who does the work, in working.py; what a killed
-run leaves for the next, in resuming.py.
+What is read how, is in reading.py; what a part is, in encoding.py; who does the work, in working.py.
 """
 
 import logging
@@ -13,12 +12,13 @@ from crosstrain.components.core.manifest import File, TokensFacts
 from crosstrain.components.core.step import Result
 from crosstrain.components.core.tokenizer import Tokenizer, load_tokenizer
 from crosstrain.components.core.tokens import token_dtype
+from crosstrain.components.core.unit_records import FOLDER, UnitRecords, work_key
+from crosstrain.components.core.workers import count_workers
 from crosstrain.components.tokenize.config import Config
 from crosstrain.components.tokenize.deduplicating import PAIR, Parts, drop_documents, find_duplicates
 from crosstrain.components.tokenize.planned import planned_sources
 from crosstrain.components.tokenize.preparing import prepare_tokenizer, probe_texts
 from crosstrain.components.tokenize.reading import Unit, plan_units
-from crosstrain.components.tokenize.resuming import FOLDER, Records, run_key
 from crosstrain.components.tokenize.tally import Counts
 from crosstrain.components.tokenize.working import (
     QUARANTINE,
@@ -27,7 +27,6 @@ from crosstrain.components.tokenize.working import (
     Done,
     Job,
     Progress,
-    count_workers,
     do_units,
 )
 
@@ -115,8 +114,10 @@ class _Work:
             "tokenizer": self.tokenizer.facts().model_dump(),
             "engine": self.tokenizer.engine,
         }
-        self.records = Records(out, run_key(key))
-        self.counts = self.records.load(self.units, replaces)
+        self.records = UnitRecords(out, work_key(key))
+        stems = {unit.stem: unit.index for unit in self.units}
+        notes = self.records.load(stems, replaces)
+        self.counts = {index: Counts(**notes[stem]) for stem, index in stems.items() if stem in notes}
         self.fields: set[str] = set()
         if self.counts:
             log.info("%d of %d units were finished before", len(self.counts), len(self.units))
@@ -130,7 +131,7 @@ class _Work:
         workers = count_workers(self._config.workers, len(missing))
         for done in do_units(job, self.inputs["corpus"], self.tokenizer, missing, workers, progress):
             self.counts[done.unit.index] = done.counts
-            self.records.save(done.unit, done.counts, _store(self._out, done, scratch))
+            self.records.save(done.unit.stem, done.counts.values(), _store(self._out, done, scratch))
             self.fields |= done.fields
         return progress.rate()
 
@@ -150,13 +151,13 @@ def _store(out: ArtifactWriter, done: Done, scratch: Path) -> list[File]:
     return files
 
 
-def _deduplicate(units: list[Unit], out: ArtifactWriter, records: Records, counts: dict[int, Counts]) -> None:
+def _deduplicate(units: list[Unit], out: ArtifactWriter, records: UnitRecords, counts: dict[int, Counts]) -> None:
     """Take documents that came before out of the finished parts; done again it finds nothing more."""
     parts = Parts(out.store, out.staging / "fetched")
     owners = {unit.stem: unit for unit in units if counts[unit.index].documents}
     for stem, positions in find_duplicates(parts, list(owners)).items():
         unit = owners[stem]
-        records.forget(unit)
+        records.forget(stem)
         target = out.staging / "kept" / stem
         target.parent.mkdir(exist_ok=True)
         sizes = f"{FOLDER}/{stem}{SIZE}"
@@ -166,7 +167,7 @@ def _deduplicate(units: list[Unit], out: ArtifactWriter, records: Records, count
                 out.add(target.with_name(stem + suffix), stem + suffix)
             else:
                 out.discard(stem + suffix)
-        records.save(unit, counts[unit.index], [file for file in out.files if file.path.startswith(stem)])
+        records.save(stem, counts[unit.index].values(), [file for file in out.files if file.path.startswith(stem)])
 
 
 def _why_none(total: Counts, text_field: str, fields: set[str]) -> str:

@@ -1,17 +1,13 @@
 """Units of work done by one process or by many, with the same output; a line of progress every few seconds.
 
-Workers are fresh processes with one encoder thread each, so that as many run as there are CPUs; a single worker
-is this process, whose encoder uses every CPU. A worker whose parent died ends itself.
+Workers are processes with one encoder thread each, so that as many run as there are CPUs; a single worker is this
+process, whose encoder uses every CPU.
 """
 
 import logging
-import multiprocessing
 import os
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +15,7 @@ from typing import Any
 from crosstrain.components.core import telemetry
 from crosstrain.components.core.artifact import Artifact
 from crosstrain.components.core.tokenizer import Engine, Tokenizer, load_tokenizer
+from crosstrain.components.core.workers import CONTEXT, share_work
 from crosstrain.components.tokenize.config import Config
 from crosstrain.components.tokenize.encoding import Report, write_part
 from crosstrain.components.tokenize.reading import Reader, Unit
@@ -128,41 +125,15 @@ def do_units(
             progress.finished += 1
             yield done
         return
-    context = multiprocessing.get_context("spawn")
-    sums = context.Array("q", 2)
-    pool = ProcessPoolExecutor(workers, context, _start_worker, (job, sums))
-    try:
-        waiting = {pool.submit(_do, unit): unit for unit in units}
-        while waiting:
-            ended, _ = wait(waiting, PROGRESS_SECONDS, FIRST_COMPLETED)
-            for future in sorted(ended, key=lambda item: waiting[item].index):
-                del waiting[future]
-                progress.finished += 1
-                yield future.result()
-            progress.documents, progress.tokens = sums[0], sums[1]
-            progress.say()
-    except BrokenProcessPool:
-        raise ChildProcessError(
-            "a tokenize worker died, most likely for want of memory; give the step more, or fewer workers"
-        ) from None
-    finally:
-        pool.shutdown(cancel_futures=True)
+    sums = CONTEXT.Array("q", 2)
 
+    def tick() -> None:
+        progress.documents, progress.tokens = sums[0], sums[1]
+        progress.say()
 
-def count_workers(wanted: int, units: int) -> int:
-    """Number of processes: what was asked for, or the CPUs this process may use; never more than units."""
-    return max(1, min(wanted or available_cpus(), units))
-
-
-def available_cpus() -> int:
-    """CPUs of this process, by affinity and by the control group's quota (a pod's CPU limit)."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = Path("/sys/fs/cgroup/cpu.max")
-    if quota.is_file():
-        limit, period = quota.read_text().split()
-        if limit != "max":
-            cpus = min(cpus, max(1, round(int(limit) / int(period))))
-    return cpus
+    for done in share_work(workers, _start_worker, (job, sums), _do, units, tick):
+        progress.finished += 1
+        yield done
 
 
 _worker: Worker
@@ -173,7 +144,6 @@ def _start_worker(job: Job, sums: Any) -> None:
     global _worker
     os.environ["RAYON_NUM_THREADS"] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    threading.Thread(target=_end_with_parent, daemon=True).start()
 
     def report(documents: int, tokens: int) -> None:
         with sums.get_lock():
@@ -182,13 +152,6 @@ def _start_worker(job: Job, sums: Any) -> None:
 
     corpus = Artifact.open(job.config.corpus, "corpus")
     _worker = Worker(job, corpus, load_tokenizer(job.tokenizer, engine=job.engine, proven=True), report)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
 
 
 def _do(unit: Unit) -> Done:

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from crosstrain.components.core.artifact import Artifact, ArtifactWriter
 from crosstrain.components.core.data import ShardDataset
-from crosstrain.components.core.manifest import Split, TokenizerFacts, TokensFacts
+from crosstrain.components.core.manifest import File, Split, TokenizerFacts, TokensFacts
 from crosstrain.components.core.step import execute, load_config
+from crosstrain.components.core.storage import open_store
 from crosstrain.components.core.tokens import Pair, PairWriter
+from crosstrain.components.core.unit_records import UnitRecords
 from crosstrain.components.shard import packing
 from crosstrain.components.tokenize.encoding import hash_text
 
@@ -48,7 +50,7 @@ def make_tokens(
 
 
 def shard(tokens: Artifact, output: Path, **options: Any) -> Artifact:
-    values = {"tokens": tokens.uri, "output": str(output), "sequence_length": 8, **options}
+    values = {"tokens": tokens.uri, "output": str(output), "sequence_length": 8, "workers": 1, **options}
     return execute("shard", load_config("shard").decode(values)).artifact
 
 
@@ -242,6 +244,56 @@ def test_a_damaged_part_is_an_error(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(ValueError, match=r"part-00001\.bin.*damaged"):
         shard(tokens, tmp_path / "s")
+
+
+def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path) -> None:
+    tokens = make_tokens(tmp_path / "t", some_documents(60))
+    alone = shard(tokens, tmp_path / "one", shard_tokens=100, workers=1).manifest
+    assert len(alone.facts.train.shards) > 3
+    assert shard(tokens, tmp_path / "two", shard_tokens=100, workers=2).manifest == alone
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_a_killed_run_finished_is_not_made_again(
+    tmp_path: Path, store_uri: str, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    tokens = make_tokens(tmp_path / "t", some_documents(60))
+    expected = shard(tokens, tmp_path / "whole", shard_tokens=100, workers=1).manifest
+    options = {"tokens": tokens.uri, "output": store_uri, "sequence_length": 8, "shard_tokens": 100}
+    save = UnitRecords.save
+
+    def die_after_three(self: UnitRecords, name: str, note: Any, files: list[File]) -> None:
+        if len(list(self._out.store.list("units"))) == 3:
+            raise KeyboardInterrupt
+        save(self, name, note, files)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(UnitRecords, "save", die_after_three)
+        with pytest.raises(KeyboardInterrupt):
+            execute("shard", load_config("shard").decode({**options, "workers": 1}))
+    store = open_store(store_uri)
+    finished = {entry.key.removeprefix("units/").removesuffix(".json") for entry in store.list("units")}
+    before = {entry.key: entry for entry in store.list() if entry.key.partition(".")[0] in finished}
+    assert len(finished) == 3
+    assert not store.exists("manifest.json")
+    again = execute("shard", load_config("shard").decode({**options, "workers": workers})).artifact
+    assert again.manifest == expected
+    assert {key: store.stat(key) for key in before} == before
+    assert list(store.list("units")) == []
+
+
+def test_unfinished_shards_of_other_work_are_not_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = make_tokens(tmp_path / "t", some_documents(60))
+    with monkeypatch.context() as patch:
+        patch.setattr(ArtifactWriter, "commit", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            shard(tokens, tmp_path / "s", shard_tokens=100, workers=1)
+    assert len(list((tmp_path / "s").glob("train-*.bin"))) > 3
+    again = shard(tokens, tmp_path / "s", shard_tokens=400, workers=1)
+    assert again.manifest == shard(tokens, tmp_path / "new", shard_tokens=400, workers=1).manifest
+    assert {path.name for path in (tmp_path / "s").glob("*.bin")} == {
+        f"{stem}.bin" for split in (again.facts.train, again.facts.validation) for stem in split.shards
+    }
 
 
 def test_object_storage_gives_the_same_shards(tmp_path: Path, s3_uri: str) -> None:

@@ -60,7 +60,7 @@ def test_a_partition_of_other_work_is_refused_and_destroys_nothing(config, tmp_p
     output = str(tmp_path / "out")
     run_partition(config(output), 0, 2)
     before = sorted(entry.key for entry in open_store(output).list())
-    with pytest.raises(ValueError, match="other options, corpus or tokenizer"):
+    with pytest.raises(ValueError, match="other options or inputs"):
         run_partition(config(output, append_eos=False), 1, 2)
     assert sorted(entry.key for entry in open_store(output).list()) == before
 

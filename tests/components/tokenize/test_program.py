@@ -17,7 +17,7 @@ from crosstrain.components.core.artifact import Artifact, ArtifactWriter
 from crosstrain.components.core.step import RECORD_NAME, load_config
 from crosstrain.components.core.storage import open_store
 from crosstrain.components.core.tokenizer import load_tokenizer
-from crosstrain.components.tokenize.working import count_workers
+from crosstrain.components.core.workers import count_workers
 
 Take = Callable[..., str]
 Tokenize = Callable[..., Artifact]
@@ -115,7 +115,7 @@ def test_what_other_work_left_is_not_taken_over(take: Take, tokenize: Tokenize, 
     corpus, output = take({"a.jsonl": jsonl(40)}), str(tmp_path / "out")
     first = tokenize(corpus, output=output, unit_bytes=1024, append_eos=False)
     record = {
-        "key": "another", "unit": 0, "counts": {},
+        "key": "another", "unit": "part-00000", "note": {},
         "files": [file.model_dump(mode="json") for file in first.manifest.files if "part" in file.path],
     }  # fmt: skip
     first.store.write("units/part-00000.json", json.dumps(record).encode())
