@@ -110,6 +110,15 @@ def _add_compile(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--check", action="store_true", help="write nothing; status 1 and one line for each stale file")
     parser.add_argument("--out", metavar="DIR", type=Path, help="folder to write into [default: the source tree]")
     parser.add_argument("--versions", action="store_true", help="print each committed pipeline's `pipelineVersion`")
+    parser.add_argument(
+        "--kubernetes",
+        action="store_true",
+        help="print committed (or, by path, your own) compiled pipelines as Pipeline and PipelineVersion objects",
+    )
+    parser.add_argument("--namespace", metavar="NAME", default="", help="with --kubernetes: put into the objects")
+    parser.add_argument(
+        "--allow-tags", action="store_true", help="with --kubernetes: take images that are not pinned by digest"
+    )
     parser.set_defaults(command=_compile)
 
 
@@ -119,6 +128,16 @@ def _compile(arguments: argparse.Namespace) -> int:
 
         for name in arguments.names or spec.committed():
             print(kfp_api.version_name(spec.load(name)))
+        return 0
+    if arguments.kubernetes:
+        from crosstrain.pipelines import kubernetes_objects, spec
+
+        made = [
+            made
+            for name in arguments.names or spec.committed()
+            for made in kubernetes_objects.render(spec.load(name), arguments.namespace, arguments.allow_tags)
+        ]
+        print(kubernetes_objects.dump(made), end="")
         return 0
     from crosstrain.pipelines import compile as compiling
 

@@ -85,6 +85,8 @@ class Pipeline:
     description: str
     parameters: dict[str, Parameter]
     document: dict[str, Any]
+    platform: dict[str, Any]
+    """The platform's part, a document of its own; empty when there is none."""
 
     @property
     def sha256(self) -> str:
@@ -224,6 +226,7 @@ def parse(data: bytes, where: str) -> Pipeline:
         description=info.get("description") or _header_description(data),
         parameters=parameters,
         document=document,
+        platform=documents[1] if len(documents) > 1 else {},
     )
 
 
