@@ -181,7 +181,7 @@ def step_cost(
     if not instance_type:
         return Unpriced("no cost: the instance type is not known", timing)
     if instance_type not in known:
-        return Unpriced(f"no cost: no price for {instance_type}; add it to a price file (option prices)", timing)
+        return Unpriced(f"no cost: no price for {instance_type}; give it in run_on.prices or in a price file", timing)
     price = known[instance_type]
     usd_per_second = nodes * price.usd_per_hour / SECONDS_PER_HOUR
     work, compiling, restarting = (

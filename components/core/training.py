@@ -21,6 +21,7 @@ import json
 import logging
 import math
 import signal
+import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -105,6 +106,7 @@ class _Run:
         self.model, self.dataset, self.options, self.validation = model, dataset, options, validation
         self.precision, self.checkpoints, self.stop = precision, checkpoints, stop
         self.world, self.layout = world, layout
+        self.compiles = options.compile or device.type == "neuron"
         self.higher = precision.fallback() if _falls_back(options, precision, world) else None
         if precision.token_multiple > 1:
             accept_pads(model)
@@ -125,6 +127,7 @@ class _Run:
 
     def train(self) -> Outcome:
         resumed_from = self._start()
+        tokens_resumed = self.progress.tokens
         try:
             while self.progress.step < self.options.steps:
                 self._switch(self._precision_of_step())
@@ -147,9 +150,17 @@ class _Run:
             seconds=sum(self.seconds),
             tokens_per_second=sum(self.step_tokens[1:]) / timed if timed else 0.0,
             resumed_from=resumed_from,
+            tokens_resumed=tokens_resumed,
+            compile_seconds=self._compile_seconds(),
             stalls=tuple(self.checkpoints.stalls),
             weights=self.engine.weights,
         )
+
+    def _compile_seconds(self) -> float:
+        """How much longer the first step took than the others, where it compiles: compiling and warming up."""
+        if not self.compiles or len(self.seconds) < 2:
+            return 0.0
+        return max(0.0, self.seconds[0] - statistics.median(self.seconds[1:]))
 
     def _start(self) -> int:
         """Take up the last checkpoint, or seed everything; the step to begin at."""

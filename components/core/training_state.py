@@ -59,6 +59,10 @@ class Outcome:
     """Of this process, without its first step; 0 when it trained fewer than two."""
     resumed_from: int
     """Step of the checkpoint this process began at; 0: from the start."""
+    tokens_resumed: int
+    """Of `tokens`, those seen before that checkpoint."""
+    compile_seconds: float
+    """Of `seconds`, what compiling took, as far as the first step tells."""
     stalls: tuple[float, ...]
     """Seconds that each checkpoint held the run up."""
     weights: Callable[[], Iterator[tuple[str, torch.Tensor | None]]]

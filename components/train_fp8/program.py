@@ -159,7 +159,9 @@ def _metrics(outcome: Outcome, precision: Precision, parameters: int) -> dict[st
         "tokens_seen": outcome.tokens,
         "guard_events": len(outcome.guard_events),
         "peak_rss_bytes": peak_rss_bytes(),
+        "tokens_resumed": outcome.tokens_resumed,
         "training_seconds": outcome.seconds,
+        "compile_seconds": outcome.compile_seconds,
     }
     if outcome.train_loss is not None:
         metrics["train_loss"] = outcome.train_loss

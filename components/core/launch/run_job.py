@@ -68,7 +68,8 @@ def job_cost(run_on: RunOn, done: JobResult, metrics: dict[str, float]) -> Cost 
     Args:
         run_on: Where it ran, with the user's prices.
         done: How it went.
-        metrics: Of the ranks: compile_seconds and tokens_seen, where they tell them.
+        metrics: Of the ranks, where they tell them: compile_seconds, tokens_seen, and of these tokens_resumed, which
+            an earlier job paid for unless this one was restarted.
     """
     wall = done.seconds_running + done.seconds_restarting
     timing = Timing(
@@ -78,4 +79,5 @@ def job_cost(run_on: RunOn, done: JobResult, metrics: dict[str, float]) -> Cost 
         compile_seconds=min(metrics.get("compile_seconds", 0.0), done.seconds_running),
     )
     prices = {**load_prices(), **run_on.prices}
-    return step_cost(done.instance_type, done.nodes, timing, int(metrics.get("tokens_seen", 0)), prices)
+    tokens = metrics.get("tokens_seen", 0) - (0 if done.restarts else metrics.get("tokens_resumed", 0))
+    return step_cost(done.instance_type, done.nodes, timing, int(tokens), prices)
