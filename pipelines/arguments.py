@@ -76,6 +76,14 @@ def _show(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
+def _new_component(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="such as clean_text")
+    parser.add_argument(
+        "--into", metavar="DIR", type=Path, default=Path(), help="folder of the Python package it joins [default: .]"
+    )
+    parser.add_argument("--tests", metavar="DIR", type=Path, default=Path("tests"), help="its test's [default: tests]")
+
+
 def _work(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--service-account", metavar="NAME", default="", help="service account of the run's pods: crosstrain-runner"
@@ -131,5 +139,6 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "submit": ("start a run on a cluster, uploading the pipeline where it is absent", _submit),
     "apply": ("start every run of a folder of run files that has not been started yet", _apply),
     "show": ("what a run made: artifacts, what each was made from, metrics and cost", _show),
+    "new-component": ("write a component of your own that works at once, with its test", _new_component),
     "status": ("what became of each run file of a folder", _status),
 }

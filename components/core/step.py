@@ -53,9 +53,14 @@ class Result:
     """Where a job did the work: how it went, the ranks' own record, and what it cost."""
 
 
+def package_of(component: str) -> str:
+    """The package behind a component's name: a folder's name here, or the full name of somebody else's package."""
+    return component if "." in component else f"crosstrain.components.{component}"
+
+
 def load_config(component: str) -> type[Config]:
     """The configuration class of a component; never imports torch."""
-    config: type[Config] = importlib.import_module(f"crosstrain.components.{component}.config").Config
+    config: type[Config] = importlib.import_module(f"{package_of(component)}.config").Config
     return config
 
 
@@ -66,7 +71,7 @@ def load_program(component: str) -> ModuleType:
     that is shared (two steps of a run at once) a training step then takes several times as long.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    return importlib.import_module(f"crosstrain.components.{component}.program")
+    return importlib.import_module(f"{package_of(component)}.program")
 
 
 def execute(component: str, config: Config) -> Result:
@@ -160,7 +165,7 @@ def run_step(
     """Run a component from its KFP face.
 
     Args:
-        component: Folder name: "merge".
+        component: Folder name: "merge"; of a package of your own its full name: "acme.steps.clean".
         inputs: Config field to KFP input artifact, or to a list of them (None: an optional one that was not given).
         output: KFP output artifact; its file becomes the manifest, its metadata the facts' headline.
         config: Further options, which win over `options`: this component's own mapping of field to value, or
@@ -216,8 +221,9 @@ def select_options(component: str, config: Mapping[str, Any], given: Mapping[str
     Raises:
         ValueError: the mapping names an unknown component beside known ones.
     """
-    if any(name in COMPONENTS for name in config):
-        unknown = [name for name in config if name not in COMPONENTS]
+    known = {*COMPONENTS, component}
+    if any(name in known for name in config):
+        unknown = [name for name in config if name not in known and "." not in name]
         if unknown:
             raise ValueError(f"config: unknown component {unknown[0]!r}; known: {', '.join(COMPONENTS)}")
         config = config.get(component) or {}
@@ -253,7 +259,7 @@ def main(component: str, argv: Sequence[str] | None = None) -> None:
     """Run a component from the command line: status 0, or 1 with one `error:` line; 2 for unknown options."""
     telemetry.start(component)
     try:
-        config = parse_arguments(load_config(component), f"python -m crosstrain.components.{component}", argv)
+        config = parse_arguments(load_config(component), f"python -m {package_of(component)}", argv)
         result = execute(component, config)
     except (ValueError, OSError) as error:
         log.debug("traceback", exc_info=True)
