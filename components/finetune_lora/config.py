@@ -16,6 +16,7 @@ from crosstrain.components.core.config import (
 from crosstrain.components.core.launch.job import RunOn
 from crosstrain.components.core.launch.own_job import Placement
 from crosstrain.components.core.training_config import TrainingOptions
+from crosstrain.components.finetune_lora.neuron.options import Backend, CompileCache, NeuronOptions
 
 
 class Config(TrainingOptions):
@@ -70,8 +71,16 @@ class Config(TrainingOptions):
     packing: bool = False
     """Put several rows into one sequence of sequence_length, where they fit; they do not see each other. A sequence
     then counts as one of the batch size."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train; auto: the first GPU, else the CPU."""
+    device: Literal["auto", "cpu", "cuda", "neuron"] = "auto"
+    """Where to train; auto: a GPU where there is one, else the CPU. neuron: a NeuronCore, through TorchNeuron."""
+    backend: Backend = "auto"
+    """torch: plain torch and peft, on any device. optimum_neuron: optimum-neuron, on trn1 and trn2. auto: that one
+    where run_on.instance_type is one of theirs and device is auto, else torch."""
+    neuron: NeuronOptions = NeuronOptions()
+    """For the backend optimum_neuron: tensor_parallel, pipeline_parallel, zero_1, packing…"""
+    compile_cache: CompileCache = ""
+    """For the backend optimum_neuron: prefix that keeps compiled graphs, which a job compiles before the training, once
+    for a request. Empty: as training meets them, on every start. No part of what the work is."""
     steps: PositiveInt = 100
     """Optimizer steps."""
     learning_rate: PositiveFloat = 2e-4

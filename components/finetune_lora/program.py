@@ -39,6 +39,8 @@ from crosstrain.components.finetune_lora.adapter import (
 )
 from crosstrain.components.finetune_lora.config import Config
 from crosstrain.components.finetune_lora.material import Material, read_material
+from crosstrain.components.finetune_lora.neuron import run as neuron
+from crosstrain.components.finetune_lora.neuron.options import choose_backend
 from crosstrain.components.finetune_lora.vocabulary import make_room
 
 log = logging.getLogger(__name__)
@@ -56,6 +58,8 @@ def run(config: Config) -> Result:
         InterruptedError: SIGTERM; a checkpoint was saved.
         JobFailed: `run_on` wants a job, and it did not succeed.
     """
+    if choose_backend(config.backend, config.device, config.run_on) == "optimum_neuron":
+        return neuron.run(config)
     if (launched := run_as_job(COMPONENT, config, images.GPU, config.steps)) is not None:
         return launched
     base, data = Artifact.open(config.model, "model"), Artifact.open(config.data)

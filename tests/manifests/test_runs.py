@@ -68,7 +68,6 @@ def test_trainium_gets_the_image_and_the_processes_of_trainium() -> None:
     container = replicas["template"]["spec"]["containers"][0]
     assert render(neuron)["spec"]["nprocPerNode"] == "32" and container["image"] == images.NEURON
     assert container["resources"]["limits"]["aws.amazon.com/neuron"] == "16"
-    assert {"name": "NEURON_COMPILE_CACHE_URL", "value": "/fsx/neuron-cache"} in container["env"]
 
 
 def test_a_fault_in_a_run_file_is_found_before_anything_runs(tmp_path: Path) -> None:

@@ -5,7 +5,10 @@ the CPU, and checkpoints over a second one, because they are written in the back
 joined and every call is free.
 """
 
+import json
 import os
+import time
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +16,10 @@ from typing import Any
 
 import torch
 from torch import distributed
+
+
+MEET_SECONDS = 600.0
+"""How long ranks wait for one another at their start."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,9 @@ class World:
             distributed.barrier(group=self.talk)
 
 
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "neuron": "cpu:gloo,neuron:neuron"}
+"""Kind of device to the backend of the group of all processes."""
+
 ALONE = World()
 """A process that trains by itself."""
 
@@ -87,6 +97,40 @@ def gathered(weights: Iterable[tuple[str, torch.Tensor | None]]) -> Iterator[tup
         yield name, item
 
 
+def fresh_store(shared: Any, rank: int, size: int, timeout: float = MEET_SECONDS) -> Any:
+    """The part of a launcher's store that belongs to this start of the ranks.
+
+    torchrun keeps one store over its restarts, with the addresses that killed ranks left in it, and a rank that
+    reads one of those before its successor writes never connects. So each rank leaves a word of its own, and rank 0
+    offers all of them with a name for the new part until every rank has found its word in the offer.
+
+    Args:
+        shared: The launcher's store.
+        rank: Of this process.
+        size: Processes.
+        timeout: Seconds to wait for the others.
+
+    Raises:
+        TimeoutError: some rank did not come.
+    """
+    word, deadline = uuid.uuid4().hex, time.monotonic() + timeout
+    shared.set(f"word/{rank}", word)
+    others = range(1, size)
+    while time.monotonic() < deadline:
+        if rank == 0:
+            words = [item.decode() for item in shared.multi_get([f"word/{other}" for other in others])]
+            shared.set("offer", json.dumps([word, *words]))
+            if shared.check([f"{word}/{other}" for other in others]):
+                return distributed.PrefixStore(word, shared)
+        else:
+            offer = json.loads(shared.get("offer"))
+            if len(offer) == size and offer[rank] == word:
+                shared.set(f"{offer[0]}/{rank}", "")
+                return distributed.PrefixStore(offer[0], shared)
+        time.sleep(0.02)
+    raise TimeoutError(f"rank {rank} waited {timeout:.0f} s for the other {size - 1}; look at the logs of those")
+
+
 @contextmanager
 def join(device: torch.device) -> Iterator[World]:
     """Join the processes that the launcher started with this one, for the length of the block.
@@ -98,7 +142,7 @@ def join(device: torch.device) -> Iterator[World]:
     if size == 1:
         yield ALONE
         return
-    distributed.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    distributed.init_process_group(BACKENDS[device.type])
     try:
         yield World(
             rank=distributed.get_rank(),
