@@ -59,7 +59,7 @@ def test_options_come_from_parameters_then_from_the_mapping():
     assert select_options("train_fp8", {"steps": 5}, given)["steps"] == 5
     assert select_options("train_fp8", {"train_fp8": {"steps": 5}, "merge": {"tolerance": 1}}, given)["steps"] == 5
     assert select_options("train_fp8", {"merge": {"tolerance": 1}}, given) == given
-    with pytest.raises(ValueError, match="unknown component 'train'; known: import_data"):
+    with pytest.raises(ValueError, match="unknown component 'train'; known: preflight, import_data"):
         select_options("train_fp8", {"train": {}, "merge": {}}, given)
 
 
