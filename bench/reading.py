@@ -9,12 +9,16 @@ outside the measured time on disk, inside it from S3, where fetching is what a r
 """
 
 import argparse
+import importlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 import time
+import types
 from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -101,8 +105,9 @@ def litdata(task: Task) -> Iterator[int]:
 
 def mosaic(task: Task) -> Iterator[int]:
     """mosaicml-streaming in this process, hashes validated."""
-    from streaming import StreamingDataset
     from torch.utils.data import DataLoader
+
+    StreamingDataset = _import_streaming().StreamingDataset
 
     remote = task.copies.startswith("s3://")
     with tempfile.TemporaryDirectory() as cache:
@@ -119,10 +124,33 @@ def mosaic(task: Task) -> Iterator[int]:
                 yield len(batch["ids"])
 
 
+def _import_streaming() -> Any:
+    """mosaicml-streaming, which imports torchvision for its image data sets alone.
+
+    The torchvision of the plain package index is built for CUDA and fails beside a torch for CPUs; empty modules stand
+    in for it then.
+    """
+    try:
+        importlib.import_module("torchvision")
+    except (ImportError, RuntimeError):
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        for name in (
+            "torchvision",
+            "torchvision.datasets",
+            "torchvision.transforms",
+            "torchvision.transforms.functional",
+        ):
+            module = types.ModuleType(name)
+            module.__spec__ = ModuleSpec(name, None, is_package=True)
+            vars(module).update(VisionDataset=object, to_tensor=None)
+            sys.modules[name] = module
+    return importlib.import_module("streaming")
+
+
 def make(task: Task) -> None:
     """Write the ids as litdata and as mosaicml-streaming keep them, 64 MiB a chunk."""
     from litdata import TokensLoader, optimize
-    from streaming import MDSWriter
 
     ids = np.memmap(task.tokens, np.uint16, "r")
     count = ids.size // task.length
@@ -138,7 +166,7 @@ def make(task: Task) -> None:
         item_loader=TokensLoader(),
         num_workers=1,
     )
-    with MDSWriter(
+    with _import_streaming().MDSWriter(
         out=f"{task.copies}/mosaic", columns={"ids": "ndarray:uint16"}, size_limit=1 << 25, hashes=["sha1"]
     ) as out:
         for number in range(count):

@@ -115,9 +115,9 @@ class Artifact:
 class ArtifactWriter:
     """Stages, stores and finally commits an artifact. Use as a context manager.
 
-    A failure before `commit` removes what was staged; objects already stored stay invisible, because
-    no manifest names them, and the next try overwrites them. A manifest of an earlier artifact at the same
-    prefix is removed before its first object is overwritten.
+    A failure before `commit` removes what was staged, and folders that would stay empty; objects already stored stay
+    invisible, because no manifest names them, and the next try overwrites them. A manifest of an earlier artifact at
+    the same prefix is removed before its first object is overwritten.
 
     Raises:
         PermissionError, FileNotFoundError: on creation, when the prefix cannot be written.
@@ -128,8 +128,10 @@ class ArtifactWriter:
         self._files: dict[str, File] = {}
         self._replacing = True
         self.store.check_writable()
+        local = self.store.local_path()
+        self._made = _make_folders(local) if local is not None else []
         self._staging = tempfile.TemporaryDirectory(
-            prefix=TEMPORARY + "staging-", dir=self.store.local_path(), ignore_cleanup_errors=True
+            prefix=TEMPORARY + "staging-", dir=local, ignore_cleanup_errors=True
         )
         self.staging = Path(self._staging.name)
         """Scratch folder, on the output's own file system when that is local; gone after the `with` block."""
@@ -141,6 +143,11 @@ class ArtifactWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._staging.cleanup()
+        if error is not None:
+            for folder in self._made:
+                if any(folder.iterdir()):
+                    break
+                folder.rmdir()
 
     @contextmanager
     def create(self, path: str) -> Iterator[Path]:
@@ -238,6 +245,14 @@ def hash_file(path: Path) -> str:
 def check_writable(folder: Path) -> None:
     """Make a local folder, or raise PermissionError before any work is done for it."""
     LocalStore(folder).check_writable()
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def _make_folders(folder: Path) -> list[Path]:
+    """Make a folder; those that were not there, the innermost first."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    return missing
 
 
 def _check(entry: File, size: int, digest: str, where: str) -> None:

@@ -317,9 +317,9 @@ class LocalStore(Store):
         return len(keys)
 
     def check_writable(self) -> None:
+        there = next(path for path in (self.folder, *self.folder.parents) if path.exists())
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.folder):
+            with tempfile.TemporaryFile(dir=there):
                 pass
         except OSError as error:
             raise PermissionError(

@@ -37,12 +37,13 @@ Engine = Literal["auto", "fastokens", "tokenizers"]
 class Tokenizer:
     """A loaded tokenizer; make it with `load_tokenizer`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = "") -> None:
         path = folder / TOKENIZER_FILE
         self.folder = folder
+        self._name = name or str(folder)
         self.sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
         """SHA-256 of tokenizer.json."""
-        self.reference = _parse(path)
+        self.reference = _parse(path, self._name)
         added = self.reference.get_added_tokens_decoder()
         self.added: list[str] = [added[number].content for number in sorted(added)]
         """Texts of the added tokens, by id."""
@@ -126,13 +127,13 @@ class Tokenizer:
         token = token_text(settings.get(role))
         if not token:
             raise ValueError(
-                f"{self.folder}: the tokenizer names no {role}; set {role} to one of its special tokens: "
+                f"{self._name}: the tokenizer names no {role}; set {role} to one of its special tokens: "
                 f"{self._suggest()}"
             )
         found = self.reference.token_to_id(token)
         if found is None:
             raise ValueError(
-                f"{self.folder}: {role} {token!r} is not in the vocabulary of {self.vocab_size:,} ids; "
+                f"{self._name}: {role} {token!r} is not in the vocabulary of {self.vocab_size:,} ids; "
                 f"set {role} to one of its special tokens: {self._suggest()}"
             )
         return int(found)
@@ -150,13 +151,15 @@ class Tokenizer:
         places = [i for i in range(len(with_special)) if with_special[i : i + len(plain)] == plain]
         if not places or places[0] > 1:
             raise ValueError(
-                f"{self.folder}: the post-processor makes {with_special} of {plain}; at most one id before a text is "
+                f"{self._name}: the post-processor makes {with_special} of {plain}; at most one id before a text is "
                 "supported: set add_bos_token in tokenizer_config.json"
             )
         return int(with_special[0]) if places[0] else None
 
 
-def load_tokenizer(folder: Path, probe: Iterable[str] = (), engine: Engine = "auto", proven: bool = False) -> Tokenizer:
+def load_tokenizer(
+    folder: Path, probe: Iterable[str] = (), engine: Engine = "auto", proven: bool = False, name: str = ""
+) -> Tokenizer:
     """Load a tokenizer folder and choose its encoder.
 
     Args:
@@ -164,6 +167,7 @@ def load_tokenizer(folder: Path, probe: Iterable[str] = (), engine: Engine = "au
         probe: Texts like those to be encoded; built-in difficult ones are always checked as well.
         engine: `tokenizers` skips the check; `fastokens` makes a failed check an error.
         proven: The check was passed by another process of this machine, and is not made again.
+        name: What errors call the tokenizer, where the folder is a copy.
 
     Raises:
         FileNotFoundError: no tokenizer.json there.
@@ -175,14 +179,14 @@ def load_tokenizer(folder: Path, probe: Iterable[str] = (), engine: Engine = "au
             "AutoTokenizer.from_pretrained(…).save_pretrained(folder)"
         )
     if engine == "tokenizers":
-        return Tokenizer(folder)
+        return Tokenizer(folder, name)
     with ThreadPoolExecutor(1) as thread:  # both libraries load without holding the interpreter
         loading = thread.submit(_load_fastokens, folder / TOKENIZER_FILE)
-        tokenizer = Tokenizer(folder)
+        tokenizer = Tokenizer(folder, name)
         texts = None if proven else list(probe)
         reason = _use(tokenizer, loading, texts)
     if reason and engine == "fastokens":
-        raise ValueError(f"{folder}: fastokens cannot be used: {reason}")
+        raise ValueError(f"{name or folder}: fastokens cannot be used: {reason}")
     if reason:
         log.warning("encoding with tokenizers, which is slower than fastokens: %s", reason)
     return tokenizer
@@ -224,11 +228,11 @@ def _lengths(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
     return offsets[1:] - offsets[:-1]
 
 
-def _parse(path: Path) -> tokenizers.Tokenizer:
+def _parse(path: Path, name: str) -> tokenizers.Tokenizer:
     try:
         loaded = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
-        raise ValueError(f"{path}: not a tokenizer that the tokenizers library reads ({error})") from None
+        raise ValueError(f"{name}: not a tokenizer that the tokenizers library reads ({error})") from None
     loaded.no_truncation()
     loaded.no_padding()
     return loaded

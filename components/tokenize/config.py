@@ -9,6 +9,8 @@ from crosstrain.components.core.config import InputURI, NonNegativeInt, OutputUR
 
 SMALLEST_VOCABULARY = 258
 """256 bytes and the two special tokens."""
+TRAINED_EOS = "<|endoftext|>"
+"""EOS of the BPE that is trained when no tokenizer is given."""
 
 
 class Work(BaseConfig):
@@ -54,6 +56,11 @@ class Work(BaseConfig):
             raise ValueError(
                 f"vocab_size: give a tokenizer or tokenizer_uri, or a vocab_size of at least {SMALLEST_VOCABULARY} to "
                 f"train one (given {self.vocab_size})"
+            )
+        if not self.tokenizer and not self.tokenizer_uri and self.eos_token not in ("", TRAINED_EOS):
+            raise ValueError(
+                f"eos_token: the BPE trained here ends documents with {TRAINED_EOS} (given {self.eos_token!r}); leave "
+                "it out, or give a tokenizer that has it"
             )
         if (self.split_text == "separator") != bool(self.separator):
             raise ValueError("separator: belongs to split_text=separator; give both or neither")

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from crosstrain.components.core.artifact import Artifact
 from crosstrain.components.core.storage import open_store
 from crosstrain.components.core.tokenizer import FILES, SETTINGS_FILE, TOKENIZER_FILE, read_settings, token_text
-from crosstrain.components.tokenize.config import Config
+from crosstrain.components.tokenize.config import TRAINED_EOS, Config
 from crosstrain.components.tokenize.encoding import normalize
 from crosstrain.components.tokenize.reading import Reader, Unit
 from crosstrain.components.tokenize.spooling import LongText
@@ -24,7 +24,7 @@ from crosstrain.components.tokenize.tally import Tally
 
 log = logging.getLogger(__name__)
 
-EOS, PAD = "<|endoftext|>", "<|pad|>"
+PAD = "<|pad|>"
 
 _CHUNK = 1 << 16
 """Characters of a document given to the trainer at once: a longer word than this is no word."""
@@ -96,7 +96,7 @@ def train(config: Config, corpus: Artifact, units: list[Unit], folder: Path) -> 
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     trainer = trainers.BpeTrainer(
         vocab_size=config.vocab_size,
-        special_tokens=[EOS, PAD],
+        special_tokens=[TRAINED_EOS, PAD],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -108,7 +108,7 @@ def train(config: Config, corpus: Artifact, units: list[Unit], folder: Path) -> 
     tokenizer.save(str(folder / TOKENIZER_FILE))
     _write_settings(
         folder,
-        {"tokenizer_class": _CLASS, "eos_token": EOS, "pad_token": PAD, "clean_up_tokenization_spaces": False},
+        {"tokenizer_class": _CLASS, "eos_token": TRAINED_EOS, "pad_token": PAD, "clean_up_tokenization_spaces": False},
     )
 
 

@@ -107,7 +107,9 @@ class _Work:
         self._config, self._out = config, out
         self.folder = out.staging / "tokenizer"
         prepare_tokenizer(config, corpus, self.units, self.folder)
-        self.tokenizer = load_tokenizer(self.folder, probe_texts(config, corpus, self.units), config.engine)
+        probe = probe_texts(config, corpus, self.units)
+        name = config.tokenizer or config.tokenizer_uri
+        self.tokenizer = load_tokenizer(self.folder, probe, config.engine, name=name)
         key = {
             "options": config.options(),
             "inputs": {name: item.sha256 for name, item in self.sources.items()},

@@ -108,6 +108,20 @@ def test_a_failure_removes_what_was_staged_and_commits_nothing(store_uri: str) -
     assert Artifact.open(store_uri).read("a.jsonl") == FILES["a.jsonl"]
 
 
+def test_a_failure_leaves_no_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for folder in ("new/a/b", "there"):
+        with pytest.raises(RuntimeError), ArtifactWriter(str(tmp_path / folder)) as out:
+            (out.staging / "x").write_text("x")
+            raise RuntimeError
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+    with pytest.raises(RuntimeError), ArtifactWriter(str(tmp_path / "new")) as out:
+        with out.create("kept") as path:
+            path.write_text("x")
+        raise RuntimeError
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["kept"]
+
+
 def test_overwriting_an_artifact_first_makes_it_not_exist(store_uri: str) -> None:
     write(store_uri)
     with pytest.raises(RuntimeError), ArtifactWriter(store_uri) as out:

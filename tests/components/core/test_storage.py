@@ -190,6 +190,7 @@ def test_a_counter_raised_by_many_loses_no_step(store: Store) -> None:
 
 def test_checks_pass_and_leave_nothing(store: Store) -> None:
     store.check_writable()
+    assert store.local_path() is None or not Path(store.uri).exists()
     store.check_conditional_writes()
     assert list(store.list()) == []
 

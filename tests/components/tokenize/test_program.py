@@ -236,6 +236,7 @@ def test_a_corpus_without_text_is_an_error(take: Take, tokenize: Tokenize, conte
         ({"vocab_size": 300, "split_text": "separator"}, "separator: belongs to split_text=separator"),
         ({"vocab_size": 300, "text_feild": "x"}, "did you mean 'text_field'"),
         ({"vocab_size": 300, "on_invalid": "ignore"}, "on_invalid"),
+        ({"vocab_size": 300, "eos_token": "</s>"}, r"eos_token: the BPE .* ends documents with <\|endoftext\|>"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
