@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from botocore import xform_name
 from botocore.model import OperationModel, Shape
 
@@ -162,6 +163,27 @@ def test_the_price_example_is_a_price_file(tmp_path: Path) -> None:
     (example,) = blocks("yaml")
     (tmp_path / "own.yaml").write_text(example)
     assert "ml.p5.48xlarge" in load_prices(tmp_path / "own.yaml")
+
+    assert RunOn.decode({"prices": load_prices(tmp_path / "own.yaml")}).prices["ml.p5.48xlarge"].usd_per_hour
+
+
+def test_the_pipeline_example_compiles_and_hands_its_settings_to_the_job(tmp_path: Path) -> None:
+    from kfp.compiler import Compiler
+
+    (example,) = blocks("python")
+    made: dict[str, Any] = {}
+    exec(example, made)
+    Compiler().compile(made["pretrain_only"], str(tmp_path / "made.yaml"))
+    pipeline, platform = yaml.safe_load_all((tmp_path / "made.yaml").read_text())
+    handed = pipeline["components"]["comp-train-fp8"]["taskConfigPassthroughs"]
+    both = {entry["field"]: entry.get("applyToTask", False) for entry in handed}
+    assert both == {
+        "RESOURCES": False, "KUBERNETES_TOLERATIONS": False, "KUBERNETES_NODE_SELECTOR": False,
+        "KUBERNETES_AFFINITY": False, "ENV": True, "KUBERNETES_VOLUMES": True,
+    }  # fmt: skip
+    settings = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]["exec-train-fp8"]
+    assert settings["tolerations"] and settings["pvcMount"]
+    assert RunOn.decode(made["P5"]).nodes == 2
 
 
 @pytest.mark.parametrize("path", sorted(RUNS.glob("*.yaml")), ids=lambda path: path.name)

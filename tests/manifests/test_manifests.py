@@ -140,6 +140,24 @@ def test_every_pod_meets_the_restricted_profile(build: Build, overlay: str) -> N
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
+def test_training_pods_may_reach_the_store_that_the_overlay_brings(build: Build) -> None:
+    objects = build(MANIFESTS / "overlays" / "local")
+    server = find(objects, "StatefulSet", "crosstrain-seaweedfs")["spec"]["template"]
+    (port,) = [one["containerPort"] for one in server["spec"]["containers"][0]["ports"] if one["name"] == "s3"]
+    allowed = [
+        rule
+        for policy in objects
+        if policy["kind"] == "NetworkPolicy"
+        and policy["spec"]["podSelector"].get("matchLabels") == {"app.kubernetes.io/managed-by": "crosstrain"}
+        for rule in policy["spec"]["egress"]
+        if port in [one["port"] for one in rule.get("ports", ())]
+        for peer in rule["to"]
+        if set(peer.get("podSelector", {}).get("matchLabels", {"none": ""}).items())
+        <= set(server["metadata"]["labels"].items())
+    ]
+    assert allowed, "training pods would train and then lose their checkpoints"
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_no_secret_is_committed_and_no_placeholder_is_left(build: Build, overlay: str) -> None:
     objects = build(MANIFESTS / "overlays" / overlay)

@@ -180,6 +180,8 @@ def _resources(job: Job, instance: Instance) -> dict[str, dict[str, str]]:
             requests[HUGEPAGES_RESOURCE] = instance.hugepages
     limits = {name: size for name, size in requests.items() if name != "cpu"}
     task_limits, task_requests = dict(task.get("limits") or {}), dict(task.get("requests") or {})
+    for given in (task_limits, task_requests):
+        _refuse_conflict("resource", {name: str(size) for name, size in given.items()}, run_on.resources)
     limits |= {name: str(size) for name, size in task_limits.items()}
     requests |= {name: str(size) for name, size in {**task_limits, **task_requests}.items()}
     requests |= run_on.resources

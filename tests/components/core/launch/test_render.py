@@ -248,6 +248,7 @@ def test_nobody_elses_work_has_this_identity():
         ({"task_config": {"nodeSelector": {"a": "1"}}, "node_selector": {"a": "2"}}, "node label 'a' is given twice"),
         ({"task_config": {"env": [{"name": "A", "value": "1"}]}, "env": {"A": "2"}}, "variable 'A' is given twice"),
         ({"task_config": {"env": [{"name": "PET_NNODES", "value": "1"}]}}, "PET_NNODES is set by the launcher"),
+        ({"task_config": {"resources": {"limits": {"memory": "1Gi"}}}, "resources": {"memory": "2Gi"}}, "resource 'm"),
         ({"volumes": [{"claim": "a", "path": "/x"}, {"claim": "b", "path": "/x"}]}, "mount path '/x' is given twice"),
         ({"task_config": {"volumes": [{"name": "dshm"}]}}, "volume 'dshm' is given twice"),
         ({"instance_type": "p5.48xlarge", "node_selector": {"node.kubernetes.io/instance-type": "x"}}, "given twice"),
