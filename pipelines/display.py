@@ -13,9 +13,10 @@ from rich.text import Text
 from crosstrain.pipelines.progress import Progress, Step
 
 KEY_METRICS = (
-    "passed", "improvement", "candidate_loss", "baseline_loss", "validation_loss", "unigram_entropy", "train_loss",
-    "loss", "grad_norm", "max_abs_logit_difference", "documents", "tokens", "train_samples", "validation_samples",
-    "parameters", "trainable_parameters", "tokens_per_second", "emulation_tokens_per_second", "files", "input_bytes",
+    "passed", "equivalent", "gap_percent", "gap_percent_low", "gap_percent_high", "improvement", "candidate_loss",
+    "baseline_loss", "validation_loss", "unigram_entropy", "train_loss", "loss", "grad_norm",
+    "max_abs_logit_difference", "documents", "tokens", "train_samples", "validation_samples", "parameters",
+    "trainable_parameters", "tokens_per_second", "emulation_tokens_per_second", "files", "input_bytes",
 )  # fmt: skip
 """Metrics worth a place on a step's line, the most telling first; a step that has none of them shows its own first."""
 

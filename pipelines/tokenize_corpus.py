@@ -31,7 +31,7 @@ def tokenize_corpus(
 
     Args:
         corpus: Text: a file, folder or s3:// prefix of JSONL (field "text"), Parquet or plain text.
-        vocab_size: Ids of the byte-level BPE trained on the corpus; one of your own: config.tokenize_plan.tokenizer_uri.
+        vocab_size: Ids of the byte-level BPE trained on the corpus; one of yours: config.tokenize_plan.tokenizer_uri.
         partitions: Pods that share the work, at most 16 at the same time; no more than there are units of 128 MiB.
         sequence_length: Tokens a training sample.
         seed: Seed of the shuffle; the split does not depend on it.

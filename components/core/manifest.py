@@ -227,6 +227,20 @@ class PreflightFacts(_Strict):
     """Names of the checks."""
 
 
+class ComparisonFacts(_Strict):
+    """Two arms of a study, compared run by run; comparison.json holds the losses by seed."""
+
+    kind: Literal["comparison"] = "comparison"
+    study: Literal["fp8", "lora"]
+    verdict: Literal["equivalent", "different", "undecided"]
+    control: str
+    """What the control arm ran as."""
+    candidate: str
+    seeds: tuple[Count, ...]
+    metrics: dict[str, float]
+    """Finite numbers only, none of which depends on the machine."""
+
+
 Facts = Annotated[
     CorpusFacts
     | TokensFacts
@@ -237,6 +251,7 @@ Facts = Annotated[
     | AdapterFacts
     | CheckpointFacts
     | EvaluationFacts
+    | ComparisonFacts
     | PreflightFacts,
     Field(discriminator="kind"),
 ]
