@@ -207,6 +207,16 @@ def run_data(buildah: Buildah, work: Path) -> None:
             "python3", "-m", "crosstrain.components.tokenize", "--corpus", "/data/corpus.data",
             "--output", "/data/tokens", "--vocab-size", "300",
         )  # fmt: skip
+        inside(
+            "python3",
+            "-m",
+            "crosstrain.components.preflight",
+            "--output",
+            "/data/checked",
+            "--corpus",
+            "/data/text.jsonl",
+        )
+        expect((data / "checked" / "manifest.json").is_file(), "checks a run before it begins")
         manifest = json.loads((data / "tokens" / "manifest.json").read_text())
         expect(manifest["facts"]["kind"] == "tokens", "tokenizes it from the command line")
 

@@ -127,6 +127,19 @@ def test_locks_satisfy_what_the_package_asks_for(image: str, extras: tuple[str, 
     assert not satisfied(f"{image}/requirements.lock", wanted), "run `python images/lock.py requirements`"
 
 
+@pytest.mark.parametrize("image", ["data", "gpu", "submit"])
+def test_locks_satisfy_the_images_own_inputs(image: str) -> None:
+    lines = (FOLDER / image / "requirements.in").read_text().splitlines()
+    wanted = [line for line in lines if line.strip() and not line.startswith("#")]
+    assert not satisfied(f"{image}/requirements.lock", wanted), "run `python images/lock.py requirements`"
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_every_image_holds_what_the_launcher_imports(image: str) -> None:
+    """A step launches from the image of its component, and `crosstrain preflight` from the submit image."""
+    assert {"kubernetes", "psutil", "urllib3", "certifi"} <= set(pins(f"{image}/requirements.lock"))
+
+
 def test_the_elastic_agent_never_brings_a_torch() -> None:
     for image, torch in (("gpu", "2.13.0"), ("neuron", None)):
         found = pins(f"{image}/requirements.lock")
