@@ -19,6 +19,8 @@ from pydantic import AwareDatetime, Field, StrictBool, StrictInt, model_validato
 from crosstrain.components.core.config import Config
 
 SUFFIXES = (".yaml", ".yml")
+KUSTOMIZATIONS = ("kustomization.yaml", "kustomization.yml")
+"""Files that lie beside run files in a folder that kustomize builds, and are none."""
 
 
 class Schedule(Config):
@@ -127,7 +129,11 @@ def read_folder(folder: Path) -> dict[Path, RunFile]:
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder of run files")
-    paths = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and not path.name.startswith("."))
+    paths = sorted(
+        path
+        for path in folder.iterdir()
+        if path.suffix in SUFFIXES and not path.name.startswith(".") and path.name not in KUSTOMIZATIONS
+    )
     if not paths:
         raise FileNotFoundError(f"{folder}: holds no run file (*.yaml)")
     files = {path: read(path) for path in paths}

@@ -1,6 +1,7 @@
 """Make the compact schemas beside this file from full CustomResourceDefinitions: `python compact.py CRD.yaml…`.
 
-Kept is what decides whether an object is valid; descriptions, `status` and rules in CEL are dropped.
+Kept is what decides whether an object is valid; descriptions, `status` and rules in CEL are dropped. Of an
+ApplicationSet's generators only those that read lists and Git remain: the others, nested in each other, are bulky.
 """
 
 import json
@@ -35,6 +36,10 @@ def compact(path: Path) -> None:
     names = definition["spec"]["names"]
     schema = slim(version["schema"]["openAPIV3Schema"])
     schema["properties"].pop("status", None)
+    if names["kind"] == "ApplicationSet":
+        generator = schema["properties"]["spec"]["properties"]["generators"]["items"]["properties"]
+        for name in set(generator) - {"git", "list"}:
+            del generator[name]
     made = {
         "apiVersion": f"{definition['spec']['group']}/{version['name']}",
         "kind": names["kind"],
