@@ -167,7 +167,13 @@ def response(options: TrainingOptions, precision: str, is_fp8: bool, has_higher:
 
 
 def decide(
-    answer: Response, options: TrainingOptions, progress: Progress, reason: str, precision: str, guard: Guard, good: int
+    answer: Response,
+    options: TrainingOptions,
+    progress: Progress,
+    reason: str,
+    names: tuple[str, str],
+    guard: Guard,
+    good: int,
 ) -> Event:
     """What to do about a divergence in the step after `progress`.
 
@@ -176,19 +182,20 @@ def decide(
         options: The run's.
         progress: As it stands, the step not counted.
         reason: What `Guard.judge` said.
-        precision: Name of the one in force.
+        names: Of the run's own precision, and of the one in force.
         guard: For the layers at fault.
         good: Steps done in the last good checkpoint.
 
     Returns:
         An event `rolled_back`, to be taken up by `take_up` once the checkpoint is loaded, or `stopped`.
     """
-    step = progress.step + 1
+    step, (own, precision) = progress.step + 1, names
     in_replay = progress.step < progress.high_until
     if answer == "stop":
         return Event(step, "stopped", reason, precision, verdict=f"{precision} diverged, and on_divergence is to stop")
     if answer == "fallback" and in_replay and not progress.kept_out:
-        return Event(step, "stopped", reason, precision, verdict=f"{precision} diverges as well: fp8 is not the cause")
+        verdict = f"{precision} diverges as well: the cause is not {own}"
+        return Event(step, "stopped", reason, precision, verdict=verdict)
     if progress.retries >= options.fallback_retries:
         tried = "skips" if answer == "skip" else "fallbacks"
         verdict = f"{precision} diverged again after {progress.retries} {tried}"

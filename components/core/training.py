@@ -12,37 +12,48 @@ random state that makes a resumed run bit-equal to one never stopped, on a CPU w
 In several processes every rank calls `train` with its `world` and the same `layout`; how the model then lies is
 core/parallel's. The ranks agree on loss, gradient norm and signals once a step, so that each decides alike.
 
-A step that goes wrong (see core/guard) is not applied. Under `fallback` the run goes back to its last
-checkpoint, which is never taken while the guard is suspicious, and replays in the higher precision; what was
-decided is in the outcome. Left out on purpose: what becomes of the weights.
+A step that goes wrong is not applied, and core/guard decides what then: the run goes back to its last checkpoint,
+which is never taken while the guard is suspicious, and replays in a higher precision or without the data it fell
+over; what was decided is in the outcome. Left out on purpose: what becomes of the weights.
 """
 
 import json
 import logging
 import math
-import signal
 import statistics
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from crosstrain.components.core import telemetry
 from crosstrain.components.core.batch import Batch, accept_pads, blank, make_batch
 from crosstrain.components.core.checkpoint import Checkpoints
 from crosstrain.components.core.data import BatchPlan, Sample
-from crosstrain.components.core.guard import Diverged, Event, Guard
+from crosstrain.components.core.guard import (
+    Diverged,
+    Event,
+    Guard,
+    Response,
+    data_step,
+    decide,
+    recovery,
+    response,
+    take_up,
+)
 from crosstrain.components.core.optimization import learning_rate
 from crosstrain.components.core.parallel.engine import make_engine
 from crosstrain.components.core.parallel.layout import Layout
 from crosstrain.components.core.parallel.sharding import recompute
 from crosstrain.components.core.parallel.world import ALONE, World
 from crosstrain.components.core.precision import Precision
+from crosstrain.components.core.precision.numerics import Watch, merge, summary
 from crosstrain.components.core.reproducible import reproducible, seed_rank
+from crosstrain.components.core.stopping import sigterm
 from crosstrain.components.core.training_checkpoint import Parts
 from crosstrain.components.core.training_config import TrainingOptions
 from crosstrain.components.core.training_state import Dataset, Outcome, Progress
@@ -83,7 +94,7 @@ def train(
     """
     layout = layout or Layout(micro_batch=options.micro_batch_size)
     device = device or next(model.parameters()).device
-    with reproducible(options.threads), _sigterm() as stop, checkpoints:
+    with reproducible(options.threads), sigterm() as stop, checkpoints:
         return _Run(model, dataset, options, precision, checkpoints, validation, stop, world, layout, device).train()
 
 
@@ -107,7 +118,8 @@ class _Run:
         self.precision, self.checkpoints, self.stop = precision, checkpoints, stop
         self.world, self.layout = world, layout
         self.compiles = options.compile or device.type == "neuron"
-        self.higher = precision.fallback() if _falls_back(options, precision, world) else None
+        self.answer = _answer(options, precision, world)
+        self.higher: dict[frozenset[str], Precision] = {}
         if precision.token_multiple > 1:
             accept_pads(model)
         recompute(model, options.activation_checkpointing)
@@ -115,12 +127,14 @@ class _Run:
         self.active: Precision | None = None
         if world.size > 1:
             self._switch(precision)  # what is sharded is what was converted
+            if layout.pipeline == 1 and distributed.group.WORLD is not None:
+                precision.reduce_over(distributed.group.WORLD)
         self.engine = make_engine(model, options, device, world, layout)
         self.plan = BatchPlan(
             len(dataset), options.global_batch_size, options.seed, self.engine.data_rank, self.engine.data_size
         )
         self.guard = Guard(options)
-        self.parts = Parts(self.engine, self.guard, layout, options.seed)
+        self.parts = Parts(self.engine, self.guard, precision, layout, options.seed)
         self.stop_agreed = False
         self.seconds: list[float] = []
         self.step_tokens: list[int] = []
@@ -170,14 +184,20 @@ class _Run:
             log.info("resuming at step %d from %s", saved[-1], self.checkpoints.uri)
             return saved[-1]
         seed_rank(self.options.seed, 0, self.engine.data_rank)
-        if self.higher is not None:
+        if self.answer != "stop":
             self._save()
         return 0
 
     def _precision_of_step(self) -> Precision:
-        """The precision of the step to come: the run's, or the higher one while a divergence is replayed."""
-        in_replay = self.higher is not None and self.progress.step < self.progress.high_until
-        return self.higher if in_replay and self.higher is not None else self.precision
+        """The precision of the step to come: the run's, or a higher one while a divergence is replayed."""
+        if self.progress.step >= self.progress.high_until:
+            return self.precision
+        kept_out = frozenset(self.progress.kept_out)
+        if kept_out not in self.higher:
+            higher = self.precision.fallback(kept_out)
+            assert higher is not None, "a replay was decided without a precision to do it in"
+            self.higher[kept_out] = higher
+        return self.higher[kept_out]
 
     def _switch(self, precision: Precision) -> None:
         if self.active is precision:
@@ -192,7 +212,8 @@ class _Run:
         """Do one optimizer step; or leave the weights as they are and say why the step is a divergence."""
         assert self.active is not None
         started = time.perf_counter()
-        batches = list(self._batches(self.dataset, self.plan.indices(self.progress.step).tolist()))
+        position = data_step(self.progress.step, self.progress.skipped)
+        batches = list(self._batches(self.dataset, self.plan.indices(position).tolist()))
         labels, tokens = self._count(batches)
         if not labels:
             log.warning("step %d: no token of the global batch has a label; skipped", self.progress.step + 1)
@@ -200,11 +221,15 @@ class _Run:
             self.progress.unlabelled_steps += 1
             return ""
         self.model.train()
-        total = self.engine.backward(batches, labels, self.active.autocast)
+        every = self.options.fp8_numerics_every
+        looks = bool(every) and (self.progress.step + 1) % every == 0
+        with self.active.watch(self.model) if looks else nullcontext() as watch:
+            total = self.engine.backward(batches, labels, self.active.autocast)
+        numerics = self._look(watch) if watch is not None else {}
         norm = self.engine.clip(self.options.clip_norm)
         loss_value, norm_value = self._agree(*torch.stack([total, norm]).tolist())
         rate = learning_rate(self.progress.step, self.options)
-        if not (reason := self.guard.judge(loss_value, norm_value)):
+        if not (reason := self.guard.judge(loss_value, norm_value, looks)):
             for group in self.engine.optimizer.param_groups:
                 group["lr"] = rate
             self.engine.optimizer.step()
@@ -217,12 +242,22 @@ class _Run:
                     "grad_norm": norm_value,
                     "learning_rate": rate,
                     "tokens": self.progress.tokens,
+                    **numerics,
                 }
             )
         self.engine.optimizer.zero_grad(set_to_none=True)
         self.seconds.append(time.perf_counter() - started)
         self.step_tokens.append(tokens)
         return reason
+
+    def _look(self, watch: Watch) -> dict[str, float]:
+        """Have the guard see fp8's numbers of all ranks; the worst of them, for the log."""
+        layers = merge(self.world.gather(watch.layers()))
+        self.guard.look(layers)
+        if self.world.first and layers:
+            tables = {name: {role: item.record() for role, item in roles.items()} for name, roles in layers.items()}
+            telemetry.emit("fp8_numerics", step=self.progress.step + 1, layers=tables)
+        return summary(layers)
 
     def _batches(self, dataset: Dataset, indices: list[int]) -> Iterator[Batch]:
         """Micro-batches of some samples; -1 stands for one that reaches no loss."""
@@ -254,8 +289,9 @@ class _Run:
             self._validate()
         if is_last or step % options.log_every == 0:
             self._report()
-        if step == self.progress.high_until:
-            self._end_replay()
+        assert self.active is not None
+        if event := recovery(self.progress, self.precision.name, self.active.name):
+            self.progress.events.append(self._tell(event))
         stopping = self.stop.is_set() if self.world.size == 1 else self.stop_agreed
         if is_last or stopping or step % options.checkpoint_every == 0:
             self._save()
@@ -306,38 +342,21 @@ class _Run:
         )
 
     def _roll_back(self, reason: str) -> None:
-        """Go back to the last checkpoint and replay in the higher precision, or stop the run."""
+        """Do what the guard decides about a divergence: go back to the last checkpoint, or stop the run."""
         assert self.active is not None
-        step, progress = self.progress.step + 1, self.progress
-        good = self.checkpoints.steps()
-        if self.higher is None:
-            verdict = f"{self.active.name} diverged, and no fallback is asked for"
-        elif self.active is self.higher:
-            verdict = f"{self.active.name} diverges as well: the cause is not {self.precision.name}"
-        elif progress.retries >= self.options.fallback_retries:
-            verdict = f"{self.active.name} diverged again after {progress.retries} fallbacks"
-        else:
-            until = min(step + self.options.fallback_steps, self.options.steps)
-            event = Event(step, "rolled_back", reason, self.active.name, rolled_back_to=good[-1], replay_until=until)
-            self._load(good[-1])
-            self.progress.retries = progress.retries + 1
-            self.progress.high_until = until
-            self.progress.events = [*progress.events, self._tell(event)]
-            return
-        self._tell(Event(step, "stopped", reason, self.active.name, verdict=verdict))
-        left = f"the last good checkpoint is of step {good[-1]}" if good else "no checkpoint was taken yet"
-        raise Diverged(
-            f"training diverged at step {step}: {reason}. {verdict}; {left} in {self.checkpoints.uri}. "
-            "Try a smaller learning_rate, a longer warm-up, or a higher precision"
-        )
-
-    def _end_replay(self) -> None:
-        """Record that the higher precision passed the step at which the run's own one diverged."""
-        assert self.active is not None
-        cause = next(event for event in reversed(self.progress.events) if event["action"] == "rolled_back")
-        verdict = f"{self.precision.name} diverged at step {cause['step']} where {self.active.name} does not"
-        event = Event(self.progress.step, "recovered", cause["reason"], self.active.name, verdict=verdict)
-        self.progress.events.append(self._tell(event))
+        good, before = self.checkpoints.steps(), self.progress
+        back_to = good[-1] if good else 0
+        names = (self.precision.name, self.active.name)
+        event = decide(self.answer, self.options, before, reason, names, self.guard, back_to)
+        self._tell(event)
+        if event.action == "stopped":
+            left = f"the last good checkpoint is of step {back_to}" if good else "no checkpoint was taken yet"
+            raise Diverged(
+                f"training diverged at step {event.step}: {reason}. {event.verdict}; {left} in {self.checkpoints.uri}. "
+                "Try a smaller learning_rate, a longer warm-up, or a higher precision"
+            )
+        self._load(back_to)
+        take_up(event, self.progress, before)
 
     def _save(self) -> None:
         """Take a checkpoint, unless the guard is suspicious of what it would hold."""
@@ -363,33 +382,15 @@ def _sample(dataset: Dataset, index: int) -> Sample:
     return dataset[index] if index >= 0 else blank(dataset[0])
 
 
-def _falls_back(options: TrainingOptions, precision: Precision, world: World) -> bool:
-    """Whether a divergence is to be replayed.
+def _answer(options: TrainingOptions, precision: Precision, world: World) -> Response:
+    """What a divergence is answered with.
 
     Raises:
         ValueError: fallback is asked for, and there is no higher precision, or several processes.
     """
-    higher = precision.fallback()
+    has_higher = precision.fallback() is not None
     if world.size > 1:
         if options.on_divergence == "fallback":
-            raise ValueError("on_divergence=fallback: works in one process; use stop in several")
-        return False
-    if options.on_divergence == "fallback" and higher is None:
-        raise ValueError(f"on_divergence=fallback: there is no precision above {precision.name}; use stop")
-    return options.on_divergence == "fallback" or (
-        options.on_divergence == "auto" and higher is not None and precision.token_multiple > 1
-    )
-
-
-@contextmanager
-def _sigterm() -> Iterator[threading.Event]:
-    """An event that SIGTERM sets, instead of ending the process; outside the main thread it is never set."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGTERM, before)
+            raise ValueError("on_divergence=fallback: works in one process; use skip or stop in several")
+        has_higher = False
+    return response(options, precision.name, precision.token_multiple > 1, has_higher)

@@ -1,12 +1,14 @@
 """What a checkpoint of the training loop means: put together from the loop's parts, and put back.
 
 Weights and optimizer moments are tensors in whatever layout; progress and guard are the same on every rank; the
-random state is each rank's own. Resumed in the layout that saved it, a run goes on to the bit. In another one it sees
-the same samples at the same steps, its sums differ in their last bits, and its dropout is seeded anew from seed and
-step, because the old ranks' states belong to parts of the batch that are no more.
+random state and delayed fp8 scales are each rank's own. Resumed in the layout that saved it, a run goes on to the
+bit. In another one it sees the same samples at the same steps, its sums differ in their last bits, its dropout is
+seeded anew from seed and step, and delayed scales start anew, because the old ranks' states belong to parts of the
+batch that are no more.
 """
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
@@ -15,6 +17,7 @@ from crosstrain.components.core.guard import Guard
 from crosstrain.components.core.optimization import moments
 from crosstrain.components.core.parallel.engine import Engine
 from crosstrain.components.core.parallel.layout import Layout
+from crosstrain.components.core.precision import Precision
 from crosstrain.components.core.reproducible import random_state, seed_rank, set_random_state
 from crosstrain.components.core.training_state import Progress
 
@@ -25,6 +28,7 @@ class Parts:
 
     engine: Engine
     guard: Guard
+    precision: Precision
     layout: Layout
     seed: int
 
@@ -39,7 +43,10 @@ class Parts:
         """Take a checkpoint of the run as it is."""
         notes = {"layout": self.layout.degrees(), "guard": self.guard.state(), "progress": asdict(progress)}
         loss = progress.history[-1]["loss"] if progress.history else None
-        checkpoints.save(progress.step, self._tensors(), notes, {"random": random_state()}, loss)
+        checkpoints.save(progress.step, self._tensors(), notes, self._own(), loss)
+
+    def _own(self) -> dict[str, Any]:
+        return {"random": random_state(), "scaling": self.precision.state()}
 
     def load(self, checkpoints: Checkpoints, step: int) -> Progress:
         """Put everything where the checkpoint of `step` has it; the progress then."""
@@ -47,6 +54,8 @@ class Parts:
         self.guard.restore(notes["guard"])
         if own is not None and notes["layout"] == self.layout.degrees():
             set_random_state(own["random"])
+            self.precision.load_state(own["scaling"])
         else:
             seed_rank(self.seed, step, self.engine.data_rank)
+            self.precision.load_state({})
         return Progress(**notes["progress"])

@@ -21,7 +21,8 @@ from crosstrain.components.core.parallel.tensor_parallel import cut
 from crosstrain.components.core.parallel.world import World
 from crosstrain.components.core.training_config import TrainingOptions
 
-Autocast = Callable[[], AbstractContextManager[object]]
+Autocast = Callable[..., AbstractContextManager[object]]
+"""`Precision.autocast`."""
 
 
 class Engine:
@@ -44,8 +45,8 @@ class Engine:
     def backward(self, batches: Sequence[Batch], labels: float, autocast: Autocast) -> torch.Tensor:
         """Gradients of the summed losses over `labels`; this rank's part of that mean loss, []."""
         total = torch.zeros((), device=self.device)
-        for batch in batches:
-            with autocast():
+        for index, batch in enumerate(batches):
+            with autocast(first_micro_batch=index == 0):
                 loss = self.loss(self.model, *batch.tensors(self.device)) / labels
             loss.backward()
             total += loss.detach()

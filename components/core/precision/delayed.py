@@ -60,11 +60,13 @@ def update_history(history: torch.Tensor, scale: torch.Tensor, formats: tuple[Fo
 
 
 def load_tensor(value: torch.Tensor, state: Mapping[str, torch.Tensor], key: str) -> None:
-    """Copy a saved tensor of scaling state over `value`; where there is none, warn and leave it.
+    """Copy a saved tensor of scaling state over `value`; where it alone is missing, warn and leave it.
 
     Raises:
         ValueError: it has another shape.
     """
+    if not state:
+        return
     if key not in state:
         log.warning("%s is not in the checkpoint: its scaling starts anew", key)
     elif state[key].shape != value.shape:

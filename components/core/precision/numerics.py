@@ -7,15 +7,17 @@ formulas give for the tensors it is handed; its own log of statistics is a debug
 purpose: the products, and the gradient of the weight, which is never cast.
 """
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
-from crosstrain.components.core.precision.recipes import ROLES, Recipe, Role, amax_of, quantise, scale_of, spread
+from crosstrain.components.core.precision.recipes import Recipe, Role, amax_of, quantise, scale_of, spread
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,15 @@ class TensorNumerics:
     """Share of the elements that are not zero and become zero."""
     saturation: float
     """Share of the elements that are cut down to the format's largest value, Inf included."""
+
+    def record(self) -> dict[str, float]:
+        """The numbers as JSON takes them: without what is not finite."""
+        return {name: value for name, value in asdict(self).items() if math.isfinite(value)}
+
+    def worst(self, other: "TensorNumerics") -> "TensorNumerics":
+        """The larger of each; a NaN is the largest."""
+        amax = math.nan if math.isnan(self.amax + other.amax) else max(self.amax, other.amax)
+        return TensorNumerics(amax, max(self.underflow, other.underflow), max(self.saturation, other.saturation))
 
 
 class Watch:
@@ -70,6 +81,8 @@ class Watch:
     @torch.no_grad()
     def _look(self, name: str, role: Role, tensor: torch.Tensor) -> None:
         assert self._recipe is not None
+        if isinstance(tensor, DTensor):
+            tensor = tensor.to_local()
         matrix = tensor.detach().reshape(-1, tensor.shape[-1]).float()
         tile, format = self._recipe.tiles[role], self._recipe.formats[role]
         amax = amax_of(matrix, tile)
@@ -98,16 +111,31 @@ class Watch:
             found.setdefault(name, {})[role] = TensorNumerics(amax, lost / max(nonzero, 1), cut / max(total, 1))
         return found
 
-    def summary(self) -> dict[str, float]:
-        """The worst of all layers, for a training log: what is not finite is left out.
 
-        `fp8_input_amax`, `fp8_input_underflow`, `fp8_input_saturation`, and the same of weight and gradient.
-        """
-        found: dict[str, float] = {}
-        for layer in self.layers().values():
-            for role in ROLES:
-                for field in ("amax", "underflow", "saturation"):
-                    if role in layer and (value := getattr(layer[role], field)) < float("inf"):
-                        key = f"fp8_{role}_{field}"
-                        found[key] = max(found.get(key, 0.0), value)
-        return found
+Layers = dict[str, dict[Role, TensorNumerics]]
+"""Layer to role to numbers."""
+
+
+def merge(ranks: Sequence[Layers]) -> Layers:
+    """The numbers of several ranks as one: of a tensor that more than one holds, the worst."""
+    found: Layers = {}
+    for layers in ranks:
+        for name, roles in layers.items():
+            for role, item in roles.items():
+                into = found.setdefault(name, {})
+                into[role] = item.worst(into[role]) if role in into else item
+    return found
+
+
+def summary(layers: Layers) -> dict[str, float]:
+    """The worst of all layers, for a training log: what is not finite is left out.
+
+    `fp8_input_amax`, `fp8_input_underflow`, `fp8_input_saturation`, and the same of weight and gradient.
+    """
+    found: dict[str, float] = {}
+    for roles in layers.values():
+        for role, item in roles.items():
+            for field, value in item.record().items():
+                key = f"fp8_{role}_{field}"
+                found[key] = max(found.get(key, 0.0), value)
+    return found

@@ -140,7 +140,7 @@ def go_back(
 ) -> tuple[Event, Progress]:
     """A decision, and the progress after it has been taken up."""
     chosen = TrainingOptions(**{"steps": 100, **options})
-    event = decide(answer, chosen, progress, "bad", "fp8", guard or Guard(chosen), good)
+    event = decide(answer, chosen, progress, "bad", ("fp8", "fp8"), guard or Guard(chosen), good)
     loaded = Progress(**{**asdict(progress), "step": good})
     if event.action == "rolled_back":
         take_up(event, loaded, progress)
@@ -174,7 +174,7 @@ def test_only_the_layers_at_fault_replay_then_all_then_it_stops():
     assert event.action == "rolled_back" and event.layers == () and after.kept_out == [] and after.retries == 2
     after.step = 24
     event, _ = go_back("fallback", after, 20, guard, fallback_layers="affected", fallback_retries=9)
-    assert event.action == "stopped" and "fp8 is not the cause" in event.verdict
+    assert event.action == "stopped" and "the cause is not fp8" in event.verdict
 
 
 def test_all_layers_replay_where_none_is_known_to_be_at_fault():

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from crosstrain.components.core.precision import choose
-from crosstrain.components.core.precision.numerics import Watch
+from crosstrain.components.core.precision.numerics import TensorNumerics, Watch, merge, summary
 from crosstrain.components.core.precision.recipes import RECIPES
 
 CPU = torch.device("cpu")
@@ -55,9 +55,9 @@ def test_what_is_not_finite_shows_in_amax_and_stays_out_of_the_summary():
     found = watch.layers()["one"]
     assert found["input"].amax == math.inf and found["input"].saturation == 0.5
     assert math.isnan(found["gradient"].amax)
-    summary = watch.summary()
-    assert "fp8_input_amax" not in summary and summary["fp8_input_saturation"] == 0.5
-    assert summary["fp8_weight_amax"] == 0.5
+    worst = summary(watch.layers())
+    assert "fp8_input_amax" not in worst and worst["fp8_input_saturation"] == 0.5
+    assert worst["fp8_weight_amax"] == 0.5
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "delayed", "block", "mxfp8"])
@@ -85,7 +85,7 @@ def test_a_watch_sees_every_layer_and_changes_nothing(llama, recipe):
     layers = watches[0].layers()
     assert len(layers) == 14 and all(len(roles) == 3 for roles in layers.values())
     assert layers["model.layers.0.mlp.up_proj"]["weight"].amax == model.model.layers[0].mlp.up_proj.weight.abs().max()
-    assert set(watches[0].summary()) == {
+    assert set(summary(watches[0].layers())) == {
         f"fp8_{role}_{field}"
         for role in ("input", "weight", "gradient")
         for field in ("amax", "underflow", "saturation")
@@ -101,7 +101,7 @@ def test_the_first_step_of_delayed_scaling_flushes_most_of_the_gradients(llama):
             with precision.autocast():
                 loss = model(input_ids=IDS, labels=IDS).loss
             loss.backward()
-        underflow.append(watch.summary()["fp8_gradient_underflow"])
+        underflow.append(summary(watch.layers())["fp8_gradient_underflow"])
     assert underflow[0] > 0.3 and underflow[1] < 0.01
 
 
@@ -111,4 +111,13 @@ def test_a_precision_that_casts_nothing_sees_nothing(llama):
         precision = choose(name, CPU)
         with precision.watch(model) as watch:
             model(input_ids=IDS)
-        assert watch.layers() == {} and watch.summary() == {}
+        assert watch.layers() == {} and summary(watch.layers()) == {}
+
+
+def test_ranks_are_merged_to_the_worst_of_each_tensor():
+    one = {"a": {"input": TensorNumerics(1.0, 0.5, 0.0)}, "b": {"input": TensorNumerics(9.0, 0.0, 0.0)}}
+    two = {"a": {"input": TensorNumerics(2.0, 0.1, 0.2), "weight": TensorNumerics(math.nan, 0.0, 0.0)}}
+    merged = merge([one, two])
+    assert merged["a"]["input"] == TensorNumerics(2.0, 0.5, 0.2) and merged["b"] == one["b"]
+    assert math.isnan(merged["a"]["weight"].amax) and "fp8_weight_amax" not in summary(merged)
+    assert math.isnan(merged["a"]["weight"].worst(TensorNumerics(1.0, 0.0, 0.0)).amax)
