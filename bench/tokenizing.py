@@ -34,7 +34,6 @@ def crosstrain(task: Task) -> int:
         "corpus": str(task.corpus.with_suffix(".artifact")),
         "tokenizer_uri": str(task.tokenizer),
         "output": str(task.out),
-        "workers": task.workers,
     }
     result = execute("tokenize", load_config("tokenize").decode(values))
     return int(result.artifact.facts.tokens)

@@ -103,13 +103,14 @@ class Tokenizer:
     def use_fastokens(self, fast: Any, probe: Iterable[str] | None) -> str:
         """Switch to fastokens if it gives the reference's ids for every probe text; else the reason why not.
 
-        The built-in difficult texts are tried with special tokens parsed as well: there are such tokens in them.
+        Texts with added tokens in them are tried with special tokens parsed as well.
         Without a probe (None) nothing is tried.
         """
         checks: list[tuple[bool, list[str]]] = []
         if probe is not None:
             difficult = difficult_texts(self.added)
-            checks = [(False, [*difficult, *probe]), (True, difficult)]
+            marked = [text for text in difficult if any(token in text for token in self.added)]
+            checks = [(False, [*difficult, *probe]), (True, marked)]
         for parse_special, texts in checks:
             self._fast = None
             expected = self.encode_batch(texts, parse_special)

@@ -77,4 +77,5 @@ class Config(Work):
     output: OutputURI
     """Where to write the tokens artifact; what an interrupted run finished there is not done again."""
     workers: Workers = 0
-    """Processes that tokenize; 0: as many as there are CPUs, and units. The output does not depend on it."""
+    """Processes that tokenize; 0: as many as there are CPUs, and units, but one on one or two CPUs, which it uses
+    both. The output does not depend on it."""

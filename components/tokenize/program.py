@@ -13,7 +13,7 @@ from crosstrain.components.core.step import Result
 from crosstrain.components.core.tokenizer import Tokenizer, load_tokenizer
 from crosstrain.components.core.tokens import token_dtype
 from crosstrain.components.core.unit_records import FOLDER, UnitRecords, work_key
-from crosstrain.components.core.workers import count_workers
+from crosstrain.components.core.workers import available_cpus, count_workers
 from crosstrain.components.tokenize.config import Config
 from crosstrain.components.tokenize.deduplicating import PAIR, Parts, drop_documents, find_duplicates
 from crosstrain.components.tokenize.planned import planned_sources
@@ -130,12 +130,18 @@ class _Work:
         scratch = self._out.staging / "parts"
         scratch.mkdir()
         job = Job(self._config, self.folder, self.tokenizer.encoder, scratch)
-        workers = count_workers(self._config.workers, len(missing))
+        workers = count_workers(self._config.workers or _default_workers(), len(missing))
         for done in do_units(job, self.inputs["corpus"], self.tokenizer, missing, workers, progress):
             self.counts[done.unit.index] = done.counts
             self.records.save(done.unit.stem, done.counts.values(), _store(self._out, done, scratch))
             self.fields |= done.fields
         return progress.rate()
+
+
+def _default_workers() -> int:
+    """One process uses two CPUs as well as two do, and starts once."""
+    cpus = available_cpus()
+    return cpus if cpus > 2 else 1
 
 
 def _store(out: ArtifactWriter, done: Done, scratch: Path) -> list[File]:
