@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from crosstrain.components.core.neuron.checkpoint import find_checkpoint
 from crosstrain.components.core.neuron.consolidation import consolidate
@@ -97,3 +97,33 @@ def test_the_committed_checkpoint_is_what_upstream_cuts(sharder, shape, tmp_path
             assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
         else:
             assert path.read_text() == other.read_text(), other
+
+
+def test_llama_1b_from_sixteen_ranks_has_the_shapes_that_merge_wants(sharder, shape, tmp_path):
+    """The real model's numbers; on sixteen ranks its eight key-value heads are copied."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from crosstrain.components.core.adapter_check import check_adapter, wanted_of
+    from crosstrain.components.core.peft_adapter import read_adapter
+    from crosstrain.components.core.weights import Tensor
+    from crosstrain.components.merge.plan import plan_merge
+
+    real = shape(layers=16, hidden=2048, heads=32, key_value_heads=8, inside=8192, rank=1)
+    folder = sharder.write(sharder.adapter(real, True), real, 16)
+    whole = consolidate(find_checkpoint(LocalStore(folder)))
+    config = LlamaConfig(vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16,
+                         num_attention_heads=32, num_key_value_heads=8, head_dim=64,
+                         tie_word_embeddings=True)  # fmt: skip
+    with torch.device("meta"):
+        weights = LlamaForCausalLM(config).state_dict()
+    tensors = {name: Tensor(name, "BF16", tuple(item.shape), "model.safetensors", 0) for name, item in weights.items()}
+    del tensors["lm_head.weight"]  # tied
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    save_file(whole, adapter / "adapter_model.safetensors")
+    shutil.copy(folder / "adapter_default/adapter_config.json", adapter)
+    wanted = wanted_of(tensors, sorted({name.rpartition(".")[2] for name in real.modules()}))
+    assert wanted.shapes == real.modules() and len(wanted.shapes) == 112
+    check_adapter(adapter, wanted, "lora")
+    plan = plan_merge(tensors, read_adapter(LocalStore(adapter)), tied=True, untie=False, max_shard_bytes=0)
+    assert sum(edit.lora is not None for edit in plan.edits) == 112

@@ -27,6 +27,7 @@ def trainer_arguments(config: Config, layout: Layout, folder: str, length: int, 
         "do_train": True,
         "max_steps": min(config.steps, neuron.precompile_steps) if trial else config.steps,
         "per_device_train_batch_size": layout.micro_batch,
+        "per_device_eval_batch_size": layout.micro_batch,  # checked against the pipeline's pieces, and else unused
         "gradient_accumulation_steps": layout.accumulation,
         "learning_rate": config.learning_rate,
         "weight_decay": config.weight_decay,
