@@ -15,7 +15,7 @@ from typing import Any
 from crosstrain.components.core.step import COMPONENTS
 from crosstrain.pipelines import component_readme
 
-PIPELINES = ("pretrain_finetune", "finetune", "tokenize_corpus", "fp8_study")
+PIPELINES = ("pretrain_finetune", "finetune", "tokenize_corpus", "fp8_study", "lora_study")
 """Modules of crosstrain.pipelines, each with a pipeline function of the same name."""
 
 

@@ -18,6 +18,9 @@ DIGITS = 6
 _FP8 = "fp8_"
 """How the options of fp8 begin, and the columns of a training log that tell what fp8 does to the numbers."""
 
+_FULL = "finetune_full"
+"""Component whose models are told by how they were tuned."""
+
 _SAME_IN_LORA = ("steps", "global_batch_size", "micro_batch_size", "evaluate_batches")
 
 
@@ -28,7 +31,7 @@ class Run:
     artifact: Artifact
     seed: int
     label: str
-    """What ran, as its manifest calls it: bf16, fp8-torchao-emulated, lora, full."""
+    """What ran, as its manifest calls it: bf16, fp8-torchao-emulated, lora, finetune_full."""
     loss: float
     """Held-out loss after the last step, nats a token, to DIGITS decimals."""
     curve: tuple[tuple[int, float], ...]
@@ -115,7 +118,7 @@ def read_run(artifact: Artifact) -> Run:
     return Run(
         artifact=artifact,
         seed=int(artifact.manifest.options["seed"]),
-        label=facts.method if is_adapter else facts.precision,
+        label=facts.method if is_adapter else _FULL if artifact.manifest.component == _FULL else facts.precision,
         loss=round(float(held_out), DIGITS),
         curve=tuple((int(row["step"]), float(row["loss"])) for row in rows),
         numerics=numerics,

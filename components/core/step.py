@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 COMPONENTS = (
     "preflight", "import_data", "import_model", "tokenize", "shard", "train_fp8", "finetune_lora", "merge", "evaluate",
-    "tokenize_plan", "tokenize_partition", "tokenize_join", "compare_arms", "consolidate",
+    "tokenize_plan", "tokenize_partition", "tokenize_join", "compare_arms", "finetune_full", "consolidate",
 )  # fmt: skip
 
 RECORD_NAME = "run.json"

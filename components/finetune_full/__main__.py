@@ -1,0 +1,3 @@
+from crosstrain.components.core.step import main
+
+main("finetune_full")
