@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import distributed
 
-
 MEET_SECONDS = 600.0
 """How long ranks wait for one another at their start."""
 
@@ -142,7 +141,9 @@ def join(device: torch.device) -> Iterator[World]:
     if size == 1:
         yield ALONE
         return
-    distributed.init_process_group(BACKENDS[device.type])
+    shared, rank, _ = next(distributed.rendezvous("env://"))
+    store = fresh_store(shared, rank, size)
+    distributed.init_process_group(BACKENDS[device.type], store=store, rank=rank, world_size=size)
     try:
         yield World(
             rank=distributed.get_rank(),

@@ -26,8 +26,8 @@ from crosstrain.components.core.training_config import TrainingOptions
 
 CPU = torch.device("cpu")
 OPTIONS: dict[str, Any] = {
-    "steps": 20, "global_batch_size": 8, "micro_batch_size": 2, "warmup_steps": 3, "learning_rate": 3e-3,
-    "evaluate_every": 10, "evaluate_batches": 0, "checkpoint_every": 10, "keep_checkpoints": 9, "threads": 1,
+    "steps": 20, "global_batch_size": 8, "micro_batch_size": 4, "warmup_steps": 3, "learning_rate": 3e-3,
+    "evaluate_every": 0, "evaluate_batches": 0, "checkpoint_every": 10, "keep_checkpoints": 9, "threads": 1,
     "on_divergence": "stop",
 }  # fmt: skip
 SHAPE: dict[str, Any] = {

@@ -4,6 +4,8 @@ fp32 sums over ranks come in another order, so the last bits differ; over 20 ste
 number of blocks for two stages, and batches in which ranks have unequal numbers of labels, losses stay within 1e-5.
 """
 
+import shutil
+
 import pytest
 import torch
 
@@ -20,10 +22,11 @@ FOUR = {
     "shard": {},
     "hybrid": {"data_parallel_replicate": 2},
     "shard x tensor": {"tensor_parallel": 2},
-    "shard x pipeline": {"pipeline_parallel": 2, "pipeline_schedule": "gpipe"},
+    "shard x pipeline": {"pipeline_parallel": 2, "pipeline_schedule": "gpipe"},  # of one micro-batch
     "tensor x pipeline": {"tensor_parallel": 2, "pipeline_parallel": 2},
 }
 TIED = {"tied": True, "untied": False}
+RESHARDED = [("shard, tied", "shard"), ("hybrid, tied", "tensor"), ("tensor x pipeline, tied", "pipeline")]
 CASES = [(2, name) for name in TWO] + [(4, name) for name in FOUR]
 
 
@@ -41,8 +44,28 @@ def one(start):
 
 
 @pytest.fixture(scope="module")
-def several(start):
-    return {2: start(2, specs(TWO)), 4: start(4, specs(FOUR))}
+def four(start):
+    return start(4, specs(FOUR))
+
+
+@pytest.fixture(scope="module")
+def halves(four, tmp_path_factory):
+    """The states of runs of four ranks, as they were after ten steps."""
+    folder = tmp_path_factory.mktemp("halves")
+    for name, run in four.items():
+        shutil.copytree(run.state, folder / name)
+        (last,) = (folder / name).rglob("step-00000020")
+        shutil.rmtree(last)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two(start, halves):
+    resumed = {
+        f"{was} to {now}": {"layout": TWO[now], "state": str(halves / was), "tied": was.endswith(", tied")}
+        for was, now in RESHARDED
+    }
+    return start(2, {**specs(TWO), **resumed})
 
 
 def assert_close(found, wanted, first=0):
@@ -57,8 +80,26 @@ def assert_close(found, wanted, first=0):
 @pytest.mark.slow
 @pytest.mark.parametrize("head", TIED)
 @pytest.mark.parametrize(("world", "layout"), CASES)
-def test_a_layout_trains_as_one_process_does(one, several, world, layout, head):
-    found = several[world][f"{layout}, {head}"]
+def test_a_layout_trains_as_one_process_does(one, two, four, world, layout, head):
+    found = (two if world == 2 else four)[f"{layout}, {head}"]
     assert len(found.history) == 20
     assert one[head].history[-1]["loss"] < one[head].history[0]["loss"] - 0.5
     assert_close(found, one[head])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("was", "now"), RESHARDED)
+def test_what_four_ranks_saved_two_go_on_from(one, two, four, was, now):
+    found = two[f"{was} to {now}"]
+    assert found.resumed_from == 10
+    assert found.history[:10] == four[was].history[:10]
+    assert_close(found, one["tied"])
+
+
+@pytest.mark.slow
+def test_what_four_ranks_saved_one_goes_on_from(start, one, four, halves):
+    states = {"shard x tensor, tied": True, "tensor x pipeline, untied": False}
+    found = start(1, {name: {"layout": {}, "tied": tied, "state": str(halves / name)} for name, tied in states.items()})
+    for name, tied in states.items():
+        assert found[name].resumed_from == 10
+        assert_close(found[name], one["tied" if tied else "untied"])
