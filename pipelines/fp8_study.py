@@ -7,6 +7,7 @@ from kfp import dsl
 
 from crosstrain.components.compare_arms.component import compare_arms
 from crosstrain.components.import_data.component import import_data
+from crosstrain.components.preflight.component import preflight
 from crosstrain.components.shard.component import shard
 from crosstrain.components.tokenize.component import tokenize
 from crosstrain.components.train_fp8.component import train_fp8
@@ -43,8 +44,19 @@ def fp8_study(
         state: Prefix for checkpoints, so that a killed run resumes; empty keeps them beside each step's output.
         config: Further options by component, such as {"train_fp8" : {"fp8_recipe" : "rowwise"}}; for both arms.
     """
+    checked = preflight(
+        corpus=corpus,
+        state=state,
+        preset=preset,
+        precision=candidate,
+        vocab_size=vocab_size,
+        sequence_length=sequence_length,
+        train_steps=steps,
+        config=config,
+    )
+    checked.set_display_name("Preflight").set_caching_options(False)
     raw = import_data(source=corpus, config=config)
-    raw.set_display_name("Import corpus").set_caching_options(False)
+    raw.set_display_name("Import corpus").set_caching_options(False).after(checked)
     tokens = tokenize(corpus=raw.outputs["data"], vocab_size=vocab_size, config=config)
     tokens.set_display_name("Tokenize")
     shards = shard(tokens=tokens.outputs["tokens"], sequence_length=sequence_length, config=config)

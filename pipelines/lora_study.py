@@ -11,6 +11,7 @@ from crosstrain.components.finetune_full.component import finetune_full
 from crosstrain.components.finetune_lora.component import finetune_lora
 from crosstrain.components.import_data.component import import_data
 from crosstrain.components.import_model.component import import_model
+from crosstrain.components.preflight.component import preflight
 from crosstrain.components.shard.component import shard
 from crosstrain.components.tokenize.component import tokenize
 
@@ -42,10 +43,21 @@ def lora_study(
         state: Prefix for checkpoints, so that a killed run resumes; empty keeps them beside each step's output.
         config: Further options by component, such as {"compare_arms" : {"instance_type" : "ml.trn1.32xlarge"}}.
     """
+    checked = preflight(
+        corpus=corpus,
+        model=model,
+        state=state,
+        sequence_length=sequence_length,
+        tune_steps=steps,
+        method=method,
+        rank=rank,
+        config=config,
+    )
+    checked.set_display_name("Preflight").set_caching_options(False)
     base = import_model(source=model, config=config)
-    base.set_display_name("Import model").set_caching_options(False)
+    base.set_display_name("Import model").set_caching_options(False).after(checked)
     raw = import_data(source=corpus, config=config)
-    raw.set_display_name("Import corpus").set_caching_options(False)
+    raw.set_display_name("Import corpus").set_caching_options(False).after(checked)
     tokens = tokenize(corpus=raw.outputs["data"], tokenizer=base.outputs["model"], config=config)
     tokens.set_display_name("Tokenize")
     shards = shard(tokens=tokens.outputs["tokens"], sequence_length=sequence_length, config=config)

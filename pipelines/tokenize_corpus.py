@@ -6,6 +6,7 @@ corpus -> tokenize_plan -> tokenize_partition (as many as wanted, at once) -> to
 from kfp import dsl
 
 from crosstrain.components.import_data.component import import_data
+from crosstrain.components.preflight.component import preflight
 from crosstrain.components.shard.component import shard
 from crosstrain.components.tokenize_join.component import tokenize_join
 from crosstrain.components.tokenize_partition.component import tokenize_partition
@@ -37,8 +38,10 @@ def tokenize_corpus(
         seed: Seed of the shuffle; the split does not depend on it.
         config: Further options by component, such as {"tokenize_plan" : {"deduplicate" : true}}; they win.
     """
+    checked = preflight(corpus=corpus, config=config)
+    checked.set_display_name("Preflight").set_caching_options(False)
     raw = import_data(source=corpus, config=config)
-    raw.set_display_name("Import corpus").set_caching_options(False)
+    raw.set_display_name("Import corpus").set_caching_options(False).after(checked)
     plan = tokenize_plan(corpus=raw.outputs["data"], vocab_size=vocab_size, partitions=partitions, config=config)
     plan.set_display_name("Plan partitions")
     with dsl.ParallelFor(plan.outputs["Output"], parallelism=AT_ONCE) as partition:

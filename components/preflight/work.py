@@ -3,9 +3,11 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
-from crosstrain.components.core.config import INPUT, OUTPUT
+from pydantic.fields import FieldInfo
+
+from crosstrain.components.core.config import INPUT, OUTPUT, plain_type
 from crosstrain.components.core.findings import Finding, error
 from crosstrain.components.core.launch.instances import Instance, load_instances
 from crosstrain.components.core.launch.job import Job, RunOn
@@ -67,13 +69,18 @@ def trainings(config: Config) -> tuple[list[Training], list[Finding]]:
 def _decode(component: str, config: Config, given: Mapping[str, Any]) -> Any:
     """A step's configuration, with stand-ins for what the run has yet to make."""
     kind = load_config(component)
-    wanted = [
-        *kind.uris(INPUT),
-        *kind.uris(OUTPUT),
-        *(n for n, info in kind.model_fields.items() if info.is_required()),
-    ]
-    values = {**dict.fromkeys(wanted, PLACEHOLDER), **given, **(config.sections.get(component) or {})}
-    return kind.decode(values, where=component)
+    artifacts = {*kind.uris(INPUT), *kind.uris(OUTPUT)}
+    stand_ins = {
+        name: _stand_in(info) for name, info in kind.model_fields.items() if name in artifacts or info.is_required()
+    }
+    return kind.decode({**stand_ins, **given, **(config.sections.get(component) or {})}, where=component)
+
+
+def _stand_in(info: FieldInfo) -> Any:
+    kind = plain_type(info)
+    if get_origin(kind) in (tuple, list):
+        return (PLACEHOLDER,)
+    return 1 if kind in (int, float) else get_args(kind)[0] if get_origin(kind) is Literal else PLACEHOLDER
 
 
 def _pretraining(config: Config) -> Training:

@@ -58,4 +58,4 @@ def test_every_seed_is_run_in_both_arms_and_judged(crosstrain, tmp_path: Path) -
     assert again.returncode == 0, again.stderr
     after = json.loads((tmp_path / "out" / "summary.json").read_text())
     reused = {step["title"] for step in after["steps"] if step["status"] == "reused"}
-    assert reused == set(steps) - {"Import corpus"}
+    assert reused == set(steps) - {"Import corpus", "Preflight"}

@@ -74,7 +74,7 @@ def test_the_example_of_hyperpod_lacks_only_what_is_the_users(crosstrain, tmp_pa
     assert "no S3 credentials" in told[0] and "names no registry" in told[1] and "names no registry" in told[2]
 
 
-@pytest.mark.parametrize("name", ["pretrain_finetune", "finetune"])
+@pytest.mark.parametrize("name", spec.committed())
 def test_it_is_the_first_step_and_every_other_comes_after_it(name):
     pipeline = spec.load(name)
     tasks = pipeline.document["root"]["dag"]["tasks"]

@@ -218,6 +218,11 @@ def test_a_cluster_that_is_not_reached_is_not_checked(lines):
     assert of(lines(train={"run_on": on("ml.p5.48xlarge")}), "not checked: train_fp8 cluster", "kubeconfig")
 
 
+def test_sections_of_steps_that_take_what_the_run_has_yet_to_make(lines):
+    sections = {"tokenize_join": {}, "tokenize_partition": {}, "compare_arms": {}, "merge": {}, "evaluate": {}}
+    assert lines(sections=sections) == []
+
+
 def test_an_unknown_section_is_named(lines):
     assert of(lines(sections={"train_fp16": {}}), "error: config.train_fp16: no such component; known: preflight")
 
