@@ -9,9 +9,7 @@ options or data cannot pick up a foreign state; the layout is no part of it. Lef
 means, which is the loop's.
 """
 
-import hashlib
 import io
-import json
 import logging
 import pickle
 import shutil
@@ -32,6 +30,7 @@ from crosstrain.components.core.artifact import Artifact, ArtifactWriter
 from crosstrain.components.core.checkpoint_files import SafeLoadPlanner, StoreReader, StoreWriter, sizes
 from crosstrain.components.core.manifest import MANIFEST_NAME, CheckpointFacts, File, Source
 from crosstrain.components.core.parallel.world import ALONE, World
+from crosstrain.components.core.run_key import run_key as run_key
 from crosstrain.components.core.storage import TEMPORARY, open_store
 
 log = logging.getLogger(__name__)
@@ -40,16 +39,6 @@ NOTES, RANK = "notes", "rank"
 
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 """One process is no fault."""
-
-
-def run_key(component: str, options: Mapping[str, Any], inputs: Mapping[str, Source]) -> str:
-    """The name of a run: SHA-256 over component, options that decide the trajectory, and input manifests."""
-    identity = {
-        "component": component,
-        "options": dict(options),
-        "inputs": {name: source.sha256 for name, source in inputs.items()},
-    }
-    return hashlib.sha256(json.dumps(identity, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
 class Checkpoints:

@@ -150,6 +150,15 @@ def test_the_elastic_agent_never_brings_a_torch() -> None:
         assert "--no-deps" in run.split("pip wheel")[1]
 
 
+def test_ranks_on_trainium_start_in_the_images_own_environment() -> None:
+    """The base's torchrun has the base's Python, and torch stays the base's."""
+    (run,) = (rest for stage in stages("neuron") for word, rest in stage if word == "RUN" and "bin/torchrun" in rest)
+    assert "'#!/opt/venv/bin/python3" in run and "> /opt/venv/bin/torchrun" in run and "chmod 755" in run
+    assert "import optimum.neuron, crosstrain.components.finetune_lora.neuron.run" in run
+    path = next(rest for stage in stages("neuron") for word, rest in stage if word == "ENV" and "PATH=" in rest)
+    assert "PATH=/opt/venv/bin:" in path
+
+
 def test_the_neuron_lock_keeps_to_the_pins_of_optimum_neuron() -> None:
     found = pins("neuron/requirements.lock")
     expected = {"optimum-neuron": "0.4.5", "trl": "0.24.0", "peft": "0.17.0", "accelerate": "1.8.1"}

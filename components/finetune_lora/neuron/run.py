@@ -17,7 +17,6 @@ from typing import Any
 
 from crosstrain.components import images
 from crosstrain.components.core.artifact import Artifact, ArtifactWriter
-from crosstrain.components.core.checkpoint import run_key
 from crosstrain.components.core.data import BatchPlan
 from crosstrain.components.core.launch.job import Job, RunOn
 from crosstrain.components.core.launch.launcher import launch
@@ -29,6 +28,7 @@ from crosstrain.components.core.model import LOG_NAME
 from crosstrain.components.core.neuron.adapter_folder import write_adapter
 from crosstrain.components.core.neuron.checkpoint import find_checkpoint
 from crosstrain.components.core.neuron.compile_cache import front
+from crosstrain.components.core.run_key import run_key
 from crosstrain.components.core.step import Result
 from crosstrain.components.core.storage import LocalStore, open_store
 from crosstrain.components.core.telemetry import peak_rss_bytes

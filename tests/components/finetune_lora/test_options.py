@@ -13,7 +13,7 @@ from crosstrain.components.core import training as training_module
 from crosstrain.components.core.artifact import Artifact
 from crosstrain.components.core.step import execute, load_config
 from crosstrain.components.finetune_lora import adapter as adapters
-from crosstrain.components.finetune_lora import program
+from crosstrain.components.finetune_lora import plain
 from crosstrain.components.finetune_lora.config import Config
 
 IDS = torch.arange(60).reshape(2, 30) * 7 % 350
@@ -35,7 +35,7 @@ def in_memory(monkeypatch) -> list[torch.Tensor]:
         found.append(logits(model))
         return outcome
 
-    monkeypatch.setattr(program, "train", watched)
+    monkeypatch.setattr(plain, "train", watched)
     return found
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,20 @@ OPTIONS = {"backend": "optimum_neuron", "rank": 2, "alpha": 4, "steps": 4, "glob
 @pytest.fixture
 def model(save_model, import_model, tmp_path) -> Artifact:
     return import_model(save_model(tmp_path / "base", **SHAPE))
+
+
+def test_a_rank_imports_nothing_that_its_image_lacks():
+    """The image's torch is 2.8: no loop, checkpoints or formats of the plain backend; nor its libraries."""
+    code = (
+        "import sys, importlib; from crosstrain.components.core.step import load_program;"
+        "load_program('finetune_lora'); importlib.import_module('crosstrain.components.finetune_lora.neuron.run');"
+        "core = 'crosstrain.components.core.';"
+        "absent = [core + 'checkpoint', core + 'training', core + 'parallel.engine', core + 'precision', 'peft',"
+        " 'optimum', 'kfp', 'matplotlib'];"
+        "print([name for name in absent if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 class Trainium:
