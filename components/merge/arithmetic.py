@@ -2,8 +2,10 @@
 
 Products and sums are in FP32 and rounded once, to the base's type. For linear layers these are the bits of peft's
 `merge_and_unload(safe_merge=False)`; `safe_merge=True`, and peft's merge of an embedding in either form, round the
-update first and the sum again, which is less accurate. Reading, computing and
-writing overlap, and what is in memory at a time is a few blocks of rows, whatever the model's size.
+update first and the sum again, which is less accurate. Several adapters are one of all their ranks side by side, each A
+times its weight and scale, as peft's `add_weighted_adapter(combination_type="cat")` builds it (which rounds those
+factors to the base's type, where that is not FP32; here they stay FP32). Reading, computing and writing overlap, and
+what is in memory at a time is a few blocks of rows, whatever the model's size.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,14 +24,14 @@ from crosstrain.components.core.weights import (
     read_tensor,
     row_blocks,
 )
-from crosstrain.components.merge.plan import Edit
+from crosstrain.components.merge.plan import Change, Edit
 
 _FP32_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Factors:
-    """A LoRA module's tensors in FP32."""
+    """What is added to one tensor, in FP32."""
 
     a: torch.Tensor
     """[rank, in]"""
@@ -74,35 +76,38 @@ def merge_rows(weight: torch.Tensor, factors: Factors, start: int, stop: int) ->
     return merged.mul_(factor.view(-1, 1)).to(weight.dtype)
 
 
-def merged_bytes(edits: Sequence[Edit], base: Store, adapter: Store) -> Iterator[np.ndarray]:
+def merged_bytes(edits: Sequence[Edit], base: Store) -> Iterator[np.ndarray]:
     """The bytes of the merged tensors in order, as uint8 blocks of about BLOCK_BYTES.
 
     Raises:
         ValueError: a merged or replaced tensor holds a value that is not finite.
     """
-    return ahead(_computed(ahead(_read(edits, base, adapter))))
+    return ahead(_computed(ahead(_read(edits, base))))
 
 
-def _read(edits: Sequence[Edit], base: Store, adapter: Store) -> Iterator[Rows | np.ndarray]:
+def _read(edits: Sequence[Edit], base: Store) -> Iterator[Rows | np.ndarray]:
     for edit in edits:
         if edit.copied:
             source = edit.source
             for at in range(0, source.bytes, BLOCK_BYTES):
                 yield read_bytes(base, source.file, source.offset + at, min(BLOCK_BYTES, source.bytes - at))
             continue
-        factors = _read_factors(edit, adapter) if edit.lora else None
-        store = adapter if edit.from_adapter else base
+        factors = _read_factors(edit.changes) if edit.changes else None
+        store = edit.store or base
         row_bytes = edit.source.numel // max(edit.source.rows, 1) * _FP32_BYTES
         for start, stop in row_blocks(edit.source, row_bytes):
             yield Rows(edit, start, stop, read_rows(store, edit.source, start, stop), factors)
 
 
-def _read_factors(edit: Edit, adapter: Store) -> Factors:
-    assert edit.lora is not None
-    lora = edit.lora
-    magnitude = None if lora.magnitude is None else read_tensor(adapter, lora.magnitude).float().flatten()
-    a, b = read_tensor(adapter, lora.a).float(), read_tensor(adapter, lora.b).float()
-    return Factors(a, b, lora.scale, magnitude, lora.embedding)
+def _read_factors(changes: Sequence[Change]) -> Factors:
+    if changes[0].alone:
+        store, lora = changes[0].store, changes[0].lora
+        magnitude = None if lora.magnitude is None else read_tensor(store, lora.magnitude).float().flatten()
+        a, b = read_tensor(store, lora.a).float(), read_tensor(store, lora.b).float()
+        return Factors(a, b, lora.scale, magnitude, lora.embedding)
+    a = torch.cat([read_tensor(one.store, one.lora.a).float() * one.weight * one.lora.scale for one in changes])
+    b = torch.cat([read_tensor(one.store, one.lora.b).float() for one in changes], dim=1)
+    return Factors(a, b, 1.0, None, changes[0].lora.embedding)
 
 
 def _computed(blocks: Iterable[Rows | np.ndarray]) -> Iterator[np.ndarray]:

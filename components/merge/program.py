@@ -9,19 +9,22 @@ takes their place.
 import json
 import logging
 import time
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
+
+from tokenizers import Tokenizer
 
 from crosstrain.components.core.artifact import Artifact, ArtifactWriter
 from crosstrain.components.core.manifest import ModelFacts
-from crosstrain.components.core.peft_adapter import Adapter, read_adapter
+from crosstrain.components.core.peft_adapter import read_adapter
 from crosstrain.components.core.step import Result
 from crosstrain.components.core.storage import LocalStore, Store
 from crosstrain.components.core.telemetry import peak_rss_bytes
+from crosstrain.components.core.tokenizer import TOKENIZER_FILE
 from crosstrain.components.core.weights import INDEX_NAME, model_tensors, read_header, write_file
 from crosstrain.components.merge.arithmetic import merged_bytes
 from crosstrain.components.merge.config import Config
-from crosstrain.components.merge.plan import Plan, plan_merge
+from crosstrain.components.merge.plan import Plan, Weighted, plan_merge
 from crosstrain.components.merge.proof import Model, Proof, prove
 
 log = logging.getLogger(__name__)
@@ -49,35 +52,45 @@ def run(config: Config) -> Result:
             values that are not finite, or the proof fails.
     """
     started = time.perf_counter()
-    base, tuned = Artifact.open(config.model, "model"), Artifact.open(config.adapter, "adapter")
-    if config.check_base and tuned.facts.base_sha256 != base.manifest.sha256:
-        raise ValueError(
-            f"{config.adapter}: trained on the model {tuned.facts.base_sha256[:12]}…, and {config.model} is "
-            f"{base.manifest.sha256[:12]}…; give that model, or set check_base=false if its weights are the same"
-        )
-    adapter = read_adapter(LocalStore(tuned.fetch_all()))
+    base = Artifact.open(config.model, "model")
+    tuned = [Artifact.open(uri, "adapter") for uri in (config.adapter, *config.more_adapters)]
+    for one in tuned:
+        if config.check_base and one.facts.base_sha256 != base.manifest.sha256:
+            raise ValueError(
+                f"{one.uri}: trained on the model {one.facts.base_sha256[:12]}…, and {config.model} is "
+                f"{base.manifest.sha256[:12]}…; give that model, or set check_base=false if its weights are the same"
+            )
+    shares = config.weights or (1.0,) * len(tuned)
+    folders = [one.fetch_all() for one in tuned]
+    adapters = [Weighted(read_adapter(LocalStore(at)), weight) for at, weight in zip(folders, shares, strict=True)]
+    tokens = _tokenizer_of(base, tuned)
     plan = plan_merge(
         model_tensors(base.files),
-        adapter,
+        adapters,
         tied=base.facts.tied_embeddings,
         untie=config.tied_embeddings == "untie",
         max_shard_bytes=config.max_shard_bytes,
+        vocab_size=_ids(tokens) if config.trim_vocabulary else 0,
     )
     with ArtifactWriter(config.output) as out:
         weights = LocalStore(base.fetch_all())
-        written = _write_weights(out, plan, weights, adapter)
+        written = _write_weights(out, plan, weights)
         seconds = time.perf_counter() - started
-        settings = _write_side_files(out, plan, base, tuned)
+        settings = _write_side_files(out, plan, base, tokens)
         log.info("%d tensors merged, %d copied in %.1f s; proving", *_counts(plan), seconds)
-        proof = _prove(out, plan, settings, weights, base, tuned, config.tolerance)
+        # The reference's vocabulary is the merged one, untrimmed: where it was resized, peft puts the adapter's own in.
+        before = json.loads(base.read("config.json")) | {"vocab_size": plan.vocab_size}
+        reference = Model(before, weights, model_tensors(weights), tuple(zip(folders, shares, strict=True)))
+        proof = _prove(out, plan, settings, reference, tokens, config.tolerance)
         log.info(
             "proof: logits differ by %.3g, rounding explains %.3g",
             proof.max_abs_logit_difference,
             proof.rounding_logit_difference,
         )
         proof.check()
-        facts = _facts(base, tuned, plan, settings)
-        artifact = out.commit("merge", facts, config.options(), {"model": base, "adapter": tuned})
+        facts = _facts(base, tuned, plan, settings, tokens)
+        more = {f"more_adapters_{number}": one for number, one in enumerate(tuned[1:])}
+        artifact = out.commit("merge", facts, config.options(), {"model": base, "adapter": tuned[0], **more})
     merged, copied = _counts(plan)
     return Result(
         artifact,
@@ -96,16 +109,16 @@ def run(config: Config) -> Result:
     )
 
 
-def _write_weights(out: ArtifactWriter, plan: Plan, base: Store, adapter: Adapter) -> int:
+def _write_weights(out: ArtifactWriter, plan: Plan, base: Store) -> int:
     """Write every safetensors file and the index; the bytes of all tensors."""
-    headers = {edit.source.file for edit in plan.edits if not edit.from_adapter}
+    headers = {edit.source.file for edit in plan.edits if edit.store is None}
     metadata: dict[str, str] = {}
     for file in sorted(headers, reverse=True):
         metadata |= read_header(base, file)[1]
     for file, edits in plan.files.items():
         with out.create(file) as path:
             targets = [edit.target for edit in edits]
-            write_file(path, targets, {**metadata, "format": "pt"}, merged_bytes(edits, base, adapter.store))
+            write_file(path, targets, {**metadata, "format": "pt"}, merged_bytes(edits, base))
     total = sum(edit.target.bytes for edit in plan.edits)
     if len(plan.files) > 1:
         index = {
@@ -118,7 +131,7 @@ def _write_weights(out: ArtifactWriter, plan: Plan, base: Store, adapter: Adapte
     return total
 
 
-def _write_side_files(out: ArtifactWriter, plan: Plan, base: Artifact, adapter: Artifact) -> dict[str, Any]:
+def _write_side_files(out: ArtifactWriter, plan: Plan, base: Artifact, tokens: Artifact) -> dict[str, Any]:
     """Write config.json (byte for byte the base's unless the plan changes it) and all other files; its settings."""
     text = base.read("config.json")
     settings: dict[str, Any] = json.loads(text)
@@ -126,12 +139,12 @@ def _write_side_files(out: ArtifactWriter, plan: Plan, base: Artifact, adapter: 
         settings |= plan.settings
         text = (json.dumps(settings, indent=2, sort_keys=True) + "\n").encode()
     _write(out, "config.json", text)
-    from_adapter = {file.path for file in adapter.manifest.files if file.path in TOKENIZER_FILES}
+    from_adapter = {file.path for file in tokens.manifest.files if file.path in TOKENIZER_FILES and tokens is not base}
     for file in base.manifest.files:
         if not file.path.endswith(".safetensors") and file.path not in {*_OWN, *from_adapter}:
             _write(out, file.path, base.read(file.path))
     for path in sorted(from_adapter):
-        _write(out, path, adapter.read(path))
+        _write(out, path, tokens.read(path))
     return settings
 
 
@@ -141,28 +154,36 @@ def _write(out: ArtifactWriter, path: str, data: bytes) -> None:
 
 
 def _prove(
-    out: ArtifactWriter,
-    plan: Plan,
-    settings: dict[str, Any],
-    weights: Store,
-    base: Artifact,
-    adapter: Artifact,
-    tolerance: float,
+    out: ArtifactWriter, plan: Plan, settings: dict[str, Any], reference: Model, tokens: Artifact, tolerance: float
 ) -> Proof:
-    # The vocabulary's size is the merged one: peft puts the adapter's own embeddings in where they were resized.
-    before = json.loads(base.read("config.json")) | {"vocab_size": settings["vocab_size"]}
-    reference = Model(before, weights, model_tensors(weights), adapter.fetch_all())
     merged = Model(settings, out.store, model_tensors(out.store))
-    tokenizer = _tokenizer(base, adapter)
+    tokenizer = tokens.fetch(TOKENIZER_FILE) if TOKENIZER_FILE in tokens.manifest.by_path else None
     rounded = {edit.target.name for edit in plan.edits if not edit.copied}
     return prove(reference, merged, rounded, tokenizer, tolerance)
 
 
-def _tokenizer(base: Artifact, adapter: Artifact) -> Path | None:
-    for artifact in (adapter, base):
-        if any(file.path == "tokenizer.json" for file in artifact.manifest.files):
-            return artifact.fetch("tokenizer.json")
-    return None
+def _tokenizer_of(base: Artifact, adapters: Sequence[Artifact]) -> Artifact:
+    """Whose tokenizer the merged model has: the adapter's that brings one, else the base's.
+
+    Raises:
+        ValueError: two adapters bring different ones.
+    """
+    found = [one for one in adapters if TOKENIZER_FILE in one.manifest.by_path]
+    if len({one.manifest.file(TOKENIZER_FILE).sha256 for one in found}) > 1:
+        raise ValueError(f"{found[1].uri}: brings another tokenizer than {found[0].uri}; their ids mean different text")
+    return found[0] if found else base
+
+
+def _ids(tokens: Artifact) -> int:
+    """Number of ids of a tokenizer.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if TOKENIZER_FILE not in tokens.manifest.by_path:
+        raise ValueError(f"{tokens.uri}: no {TOKENIZER_FILE}, so there is nothing to trim the vocabulary to")
+    vocabulary = Tokenizer.from_file(str(tokens.fetch(TOKENIZER_FILE))).get_vocab(with_added_tokens=True)
+    return max(vocabulary.values()) + 1
 
 
 def _counts(plan: Plan) -> tuple[int, int]:
@@ -170,8 +191,10 @@ def _counts(plan: Plan) -> tuple[int, int]:
     return len(plan.edits) - copied, copied
 
 
-def _facts(base: Artifact, adapter: Artifact, plan: Plan, settings: dict[str, Any]) -> ModelFacts:
-    files = {file.path: file.sha256 for artifact in (base, adapter) for file in artifact.manifest.files}
+def _facts(
+    base: Artifact, adapters: Sequence[Artifact], plan: Plan, settings: dict[str, Any], tokens: Artifact
+) -> ModelFacts:
+    tokenizer = tokens.manifest.by_path.get(TOKENIZER_FILE)
     facts: ModelFacts = base.facts
     return ModelFacts(
         architecture=facts.architecture,
@@ -180,7 +203,7 @@ def _facts(base: Artifact, adapter: Artifact, plan: Plan, settings: dict[str, An
         vocab_size=settings["vocab_size"],
         max_sequence_length=facts.max_sequence_length,
         tied_embeddings=facts.tied_embeddings and plan.settings.get("tie_word_embeddings", True),
-        tokenizer_sha256=files.get("tokenizer.json"),
+        tokenizer_sha256=None if tokenizer is None else tokenizer.sha256,
         precision="merged",
-        tokens_seen=adapter.facts.tokens_seen,
+        tokens_seen=sum(one.facts.tokens_seen for one in adapters),
     )

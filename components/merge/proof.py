@@ -47,7 +47,8 @@ class Model:
     """config.json."""
     store: Store
     tensors: dict[str, Tensor]
-    adapter: Path | None = None
+    adapters: tuple[tuple[Path, float], ...] = ()
+    """Folders of the adapters applied, and their weights."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,9 @@ def prove(reference: Model, merged: Model, rounded: Collection[str], tokenizer: 
         tolerance: See `Proof`.
     """
     ids, positions = _inputs(merged.settings, tokenizer)
-    expected = _logits(reference, ids, positions)
-    noisy = _logits(reference, ids, positions, _noise(merged, rounded))
+    kept = merged.settings["vocab_size"]  # a trimmed vocabulary is compared as far as it goes
+    expected = _logits(reference, ids, positions)[:, :kept]
+    noisy = _logits(reference, ids, positions, _noise(merged, rounded))[:, :kept]
     rounding = _largest_difference(expected, noisy)
     del noisy
     found = _logits(merged, ids, positions)
@@ -136,7 +138,7 @@ def _logits(
     side: Model, ids: torch.Tensor, positions: torch.Tensor, noise: dict[str, float] | None = None
 ) -> torch.Tensor:
     """FP32 logits [prompts * tokens, vocabulary]."""
-    model = streamed_model(side.settings, side.store, side.tensors, side.adapter, noise)
+    model = streamed_model(side.settings, side.store, side.tensors, side.adapters, noise)
     with torch.inference_mode():
         # The mask is given because positions with gaps would be taken for packed documents.
         output = model(input_ids=ids, position_ids=positions, attention_mask=torch.ones_like(ids), use_cache=False)

@@ -7,12 +7,13 @@ one pass reads the model once.
 """
 
 import json
+import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import init_empty_weights
@@ -45,7 +46,7 @@ def streamed_model(
     settings: Mapping[str, Any],
     store: Store,
     tensors: Mapping[str, Tensor],
-    adapter: Path | None = None,
+    adapters: Sequence[tuple[Path, float]] = (),
     noise: Mapping[str, float] | None = None,
 ) -> nn.Module:
     """Build a model for evaluation whose weights are read from `store` during its forward pass.
@@ -54,7 +55,7 @@ def streamed_model(
         settings: config.json.
         store: Where the safetensors files lie.
         tensors: The model's tensors by name.
-        adapter: Local folder of a peft adapter to apply, unmerged.
+        adapters: Local folders of peft adapters to apply, unmerged, and their weights.
         noise: Tensor name to the largest relative error to put on each of its values, uniform and fixed;
             matrices alone.
 
@@ -65,8 +66,8 @@ def streamed_model(
     slots = _slots(model, tensors)
     for slot in slots:
         slot.module._parameters[slot.name] = slot.hollow
-    if adapter is not None:
-        model = PeftModel.from_pretrained(model, str(adapter), low_cpu_mem_usage=True).float()
+    if adapters:
+        model = _with_adapters(model, adapters)
         _disturb_replaced(model, {id(slot.hollow) for slot in slots}, noise or {})
     whole = _dora_layers(model)
     unused = {id(wrapper.original_module) for wrapper in model.modules() if isinstance(wrapper, ModulesToSaveWrapper)}
@@ -76,6 +77,22 @@ def streamed_model(
         read = partial(_read_noisy, store, slot.tensor, (noise or {}).get(slot.tensor.name, 0.0))
         _attach(slot, store, read, whole.get(id(slot.module)))
     return model.eval()
+
+
+def _with_adapters(model: nn.Module, adapters: Sequence[tuple[Path, float]]) -> nn.Module:
+    """The model with all adapters at work, by peft's own forward pass."""
+    names = [f"adapter_{number}" for number in range(len(adapters))]
+    tuned = PeftModel.from_pretrained(model, str(adapters[0][0]), names[0], low_cpu_mem_usage=True)
+    for name, (folder, _) in zip(names[1:], adapters[1:], strict=True):
+        tuned.load_adapter(str(folder), name, low_cpu_mem_usage=True)
+    for layer in tuned.modules():
+        if isinstance(layer, LoraLayer):
+            for name, (_, weight) in zip(names, adapters, strict=True):
+                if name in layer.scaling:
+                    layer.scaling[name] *= weight
+    if len(names) > 1:
+        cast(Any, tuned.base_model).set_adapter(names)
+    return tuned.float()
 
 
 def _empty_model(settings: Mapping[str, Any]) -> nn.Module:
@@ -108,7 +125,7 @@ def _slots(model: nn.Module, tensors: Mapping[str, Tensor]) -> list[_Slot]:
 def _disturb_replaced(model: nn.Module, hollow: set[int], noise: Mapping[str, float]) -> None:
     """Put the noise on base weights that the adapter brought itself: modules_to_save, resized embeddings."""
     for name, parameter in model.named_parameters():
-        own = name.removeprefix(PREFIX).replace(".modules_to_save.default.", ".").replace(".base_layer.", ".")
+        own = re.sub(r"\.(modules_to_save\.adapter_\d+|base_layer)\.", ".", name.removeprefix(PREFIX))
         if id(parameter) not in hollow and own in noise:
             _disturb(parameter.data, noise[own], seed=0)
 

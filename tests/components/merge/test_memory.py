@@ -17,7 +17,7 @@ from crosstrain.components.core.peft_adapter import read_adapter
 from crosstrain.components.core.storage import LocalStore
 from crosstrain.components.core.weights import model_tensors, write_file
 from crosstrain.components.merge.arithmetic import merged_bytes
-from crosstrain.components.merge.plan import plan_merge
+from crosstrain.components.merge.plan import Weighted, plan_merge
 
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -26,11 +26,11 @@ def peak():
 base, adapter, out = sys.argv[1:]
 store = LocalStore(base)
 held = read_adapter(LocalStore(adapter))
-plan = plan_merge(model_tensors(store), held, tied=False, untie=False, max_shard_bytes=0)
+plan = plan_merge(model_tensors(store), [Weighted(held)], tied=False, untie=False, max_shard_bytes=0)
 torch.ones(64, 64) @ torch.ones(64, 64)
 before = peak()
 for file, edits in plan.files.items():
-    write_file(Path(out), [edit.target for edit in edits], {}, merged_bytes(edits, store, held.store))
+    write_file(Path(out), [edit.target for edit in edits], {}, merged_bytes(edits, store))
 print(json.dumps(peak() - before))
 """
 
