@@ -1,5 +1,6 @@
 """GitOps manifests build, are valid, submit what lies beside them, and give the submitter no more than it needs."""
 
+import json
 import shlex
 import shutil
 from collections.abc import Callable
@@ -51,7 +52,17 @@ def test_the_example_is_valid(build: Build, validate: Validate) -> None:
     assert sorted(made["kind"] for made in objects) == ["ConfigMap", "ConfigMap", "Job", "ServiceAccount"]
 
 
-@pytest.mark.parametrize("adapters", [(), ("argocd",), ("flux",), ("argocd", "multi-user"), ("flux", "multi-user")])
+@pytest.mark.parametrize(
+    "adapters",
+    [
+        (),
+        ("argocd",),
+        ("flux",),
+        ("argocd", "multi-user"),
+        ("flux", "multi-user"),
+        ("flux", "multi-user", "store-keys"),
+    ],
+)
 def test_every_adapter_builds_and_is_valid(
     build_with: Callable[..., list[Object]], validate: Validate, adapters: tuple[str, ...]
 ) -> None:
@@ -107,6 +118,28 @@ def test_multi_user_gives_a_token_for_kfp_alone_and_kfps_verbs(build_with: Calla
     assert verbs == {"create", "get", "list", "enable", "disable"}
     (subject,) = find(objects, "RoleBinding")["subjects"]
     assert subject["name"] == pod["serviceAccountName"]
+
+
+def test_keys_come_from_a_secret_that_is_not_in_git(build_with: Callable[..., list[Object]]) -> None:
+    objects = build_with("argocd", "store-keys", "multi-user")
+    (container,) = find(objects, "Job")["spec"]["template"]["spec"]["containers"]
+    secrets = {one["name"]: one["valueFrom"]["secretKeyRef"] for one in container["env"] if "valueFrom" in one}
+    assert set(secrets) == {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
+    assert "KF_PIPELINES_SA_TOKEN_PATH" in {one["name"] for one in container["env"]}, "one adapter undoes another"
+    assert not [made for made in objects if made["kind"] == "Secret"]
+    launcher = (ROOT / "manifests" / "components" / "seaweedfs" / "launcher.yaml").read_text()
+    for secret in secrets.values():
+        assert f"secretName: {secret['name']}" in launcher and f"Key: {secret['key']}\n" in launcher
+
+
+def test_the_submitters_role_reaches_the_ledger_alone(build: Build) -> None:
+    policy = json.loads((GITOPS / "ledger-policy.json").read_text())
+    ledger = find(build(GITOPS / EXAMPLE), "ConfigMap", "crosstrain-submitter")["data"]["LEDGER"]
+    arn = "arn:aws:s3:::" + ledger.removeprefix("s3://")
+    objects, bucket = policy["Statement"]
+    assert objects["Resource"] == f"{arn}/*" and bucket["Resource"] == arn.rpartition("/")[0]
+    assert set(objects["Action"]) == {"s3:GetObject", "s3:PutObject", "s3:DeleteObject"}  # the probe tidies up
+    assert bucket["Action"] == "s3:ListBucket"
 
 
 def test_the_jobs_command_is_one_that_crosstrain_takes(build: Build) -> None:
