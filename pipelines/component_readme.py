@@ -129,7 +129,7 @@ def _use_in_pipeline(name: str, inputs: dict[str, Any], parameters: dict[str, sp
             "In a pipeline:",
             "",
             "```python",
-            f"from crosstrain.components.{name}.component import {name}",
+            f"from crosstrain.components import {name}",
             "",
             f"task = {name}({', '.join(arguments)})",
             f'task.outputs["{output}"]',
