@@ -58,6 +58,9 @@ class TrainingOptions(DataParallelOptions):
     """Checkpoints kept; older ones are deleted."""
     log_every: Bystander = 1
     """Optimizer steps between progress lines; the training log holds every step."""
+    cache_bytes: Annotated[int, Field(ge=0, json_schema_extra={"role": RUNTIME})] = 0
+    """Local disk, in bytes, for each split's shards out of object storage; those used longest ago go first. 0: no
+    limit."""
     threads: NonNegativeInt = 0
     """CPU threads; 0: torch's own choice, which OMP_NUM_THREADS sets. The same bits need the same number."""
     compile: bool = False

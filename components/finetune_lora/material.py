@@ -52,7 +52,8 @@ def read_material(base: Artifact, data: Artifact, config: Config) -> Material:
                     f"{data.uri}: shards are tokenized and packed already; leave out {option}, or give rows"
                 )
         _check_shards(base, data)
-        return Material(ShardDataset(data, "train"), ShardDataset(data, "validation"))
+        bound = config.cache_bytes
+        return Material(ShardDataset(data, "train", bound), ShardDataset(data, "validation", bound))
     if data.manifest.kind != "corpus":
         raise ValueError(f"{data.uri}: this is a {data.manifest.kind} artifact; give shards or a corpus of JSONL rows")
     facts: ModelFacts = base.facts

@@ -50,7 +50,7 @@ def run(config: Config) -> Result:
         return launched
     shards = Artifact.open(config.shards, "shards")
     facts = shards.facts
-    dataset, validation = ShardDataset(shards, "train"), ShardDataset(shards, "validation")
+    dataset, validation = (ShardDataset(shards, name, config.cache_bytes) for name in ("train", "validation"))
     device = choose_device(config.device)
     precision = choose(
         config.precision,

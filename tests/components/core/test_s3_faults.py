@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -68,6 +69,23 @@ def test_every_operation_outlives_a_passing_fault(remote: Store, proxy: Any, tmp
         proxy.faults.clear()
     assert hashlib.sha256((tmp_path / "target").read_bytes()).hexdigest() == sha256
     assert remote.read("once") == b"mine"
+
+
+def test_requests_carry_only_checksums_that_every_server_knows(remote: Store, proxy: Any, tmp_path: Path) -> None:
+    """New clients add trailing checksums, which clones of S3 store as part of the object or refuse."""
+    source, sha256 = _file(tmp_path / "source", 11 * MIB)
+    remote.upload(source, "large")
+    remote.write("small", b"small")
+    assert remote.read("small") == b"small"
+    assert remote.digest("large").sha256 == sha256
+    remote.delete("small")
+    assert remote.delete_prefix("") == 1
+    assert list(remote.list()) == []
+    for method, _, headers in proxy.seen:
+        assert not [name for name in headers if name.startswith(("x-amz-checksum", "x-amz-trailer", "x-amz-sdk"))]
+        assert "aws-chunked" not in headers.get("content-encoding", "")
+        if method == "PUT":
+            assert re.fullmatch("[0-9a-f]{64}", headers["x-amz-content-sha256"])
 
 
 def test_a_conditional_write_whose_answer_was_lost_is_still_ours(remote: Store, proxy: Any) -> None:

@@ -10,6 +10,7 @@ import pytest
 from crosstrain.components.core.artifact import Artifact, ArtifactWriter
 from crosstrain.components.core.data import BatchPlan, ShardDataset
 from crosstrain.components.core.manifest import ShardsFacts, Split, TokenizerFacts
+from crosstrain.components.core.step import execute, load_config
 from crosstrain.components.core.storage import open_store
 from crosstrain.components.core.tokens import PairWriter
 
@@ -112,3 +113,11 @@ def test_every_rank_of_any_world_reads_its_part_of_one_global_order(shards: Arti
         orders.append(order.ravel().tolist())
     assert all(order == orders[0] for order in orders)
     assert sorted(orders[0]) == list(range(60))
+
+
+def test_training_takes_the_bound_which_is_no_part_of_the_work(shards: Artifact, tmp_path: Path) -> None:
+    values = {"shards": shards.uri, "output": str(tmp_path / "model"), "preset": "tiny", "precision": "bf16"}
+    config = load_config("train_fp8").decode({**values, "cache_bytes": 10})
+    assert config.options() == load_config("train_fp8").decode(values).options()
+    with pytest.raises(ValueError, match="a cache of 10 bytes does not hold its largest shard"):
+        execute("train_fp8", config)
