@@ -106,7 +106,7 @@ def test_llama_1b_from_sixteen_ranks_has_the_shapes_that_merge_wants(sharder, sh
     from crosstrain.components.core.adapter_check import check_adapter, wanted_of
     from crosstrain.components.core.peft_adapter import read_adapter
     from crosstrain.components.core.weights import Tensor
-    from crosstrain.components.merge.plan import plan_merge
+    from crosstrain.components.merge.plan import Weighted, plan_merge
 
     real = shape(layers=16, hidden=2048, heads=32, key_value_heads=8, inside=8192, rank=1)
     folder = sharder.write(sharder.adapter(real, True), real, 16)
@@ -125,5 +125,5 @@ def test_llama_1b_from_sixteen_ranks_has_the_shapes_that_merge_wants(sharder, sh
     wanted = wanted_of(tensors, sorted({name.rpartition(".")[2] for name in real.modules()}))
     assert wanted.shapes == real.modules() and len(wanted.shapes) == 112
     check_adapter(adapter, wanted, "lora")
-    plan = plan_merge(tensors, read_adapter(LocalStore(adapter)), tied=True, untie=False, max_shard_bytes=0)
-    assert sum(edit.lora is not None for edit in plan.edits) == 112
+    plan = plan_merge(tensors, [Weighted(read_adapter(LocalStore(adapter)))], tied=True, untie=False, max_shard_bytes=0)
+    assert sum(len(edit.changes) == 1 for edit in plan.edits) == 112
