@@ -74,8 +74,8 @@ class Progress:
             step.status = "reused" if _read_output(step) < step.started else "done"
         elif kind == "failed":
             step.status, step.ended, step.error = "failed", event["time"], event["error"]
-        elif kind == "ended":
-            _end(step, event)
+        elif kind == "ended" and not _end(step, event):
+            return None
         return step
 
     def _start(self, step: Step, now: float) -> None:
@@ -114,18 +114,20 @@ class Progress:
         return None
 
 
-def _end(step: Step, event: Mapping[str, Any]) -> None:
-    """The step's process has ended, after its own events if it writes any."""
+def _end(step: Step, event: Mapping[str, Any]) -> bool:
+    """The step's process has ended, after its own events if it writes any; whether that is news."""
+    before = step.status, step.error
     if event["succeeded"]:
         if step.status == "running":
             step.status, step.ended = "done", event["time"]
-        return
+        return (step.status, step.error) != before
     step.status, step.ended = "failed", step.ended or event["time"]
     said = event["said"] or "nothing"
     if event["signal"]:
         step.error = f"killed by {describe_signal(event['signal'])}"
     elif not step.error:
         step.error = f"died without an error of its own; the last it said: {said}" if step.component else said
+    return (step.status, step.error) != before
 
 
 def _read_output(step: Step) -> float:

@@ -34,7 +34,9 @@ def test_steps_of_a_loop_take_the_place_of_what_stood_for_them(compiled: dict[st
     for number in (11, 0):
         task = f"for-loop-2-iteration-{number}/visit-2"
         progress.event({"event": "executing", "task": task, "time": 1.0 + number})
-        progress.event({"event": "ended", "task": task, "time": 20.0, "succeeded": True, "signal": 0, "said": "x"})
+        ended = {"event": "ended", "task": task, "time": 20.0, "succeeded": True, "signal": 0, "said": "x"}
+        assert progress.event(ended) is not None
+        assert progress.event(ended) is None, "no news"
     assert [(step.title, step.status) for step in progress.steps.values() if "visit-2" in step.task] == [
         ("Visit again, 11", "done"),
         ("Visit again, 0", "done"),
