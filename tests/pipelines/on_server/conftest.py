@@ -77,6 +77,10 @@ class KfpServer:
         """method and end of path to status and body; 0: no answer at all"""
         self.reached: dict[tuple[str, str], threading.Event] = {}
         """method and end of path, to what tells that a request for it has come; it is then never answered"""
+        self.meetings: dict[tuple[str, str], threading.Barrier] = {}
+        """method and end of path, to where the first requests for it wait until all of them have come"""
+        self.delays: dict[tuple[str, str], float] = {}
+        """method and end of path, to seconds before anything is done"""
         self.page_size = 100
         self.lock = threading.RLock()
         self.open = threading.Event()
@@ -275,6 +279,13 @@ class _Handler(BaseHTTPRequestHandler):
                 reached.set()
                 api.open.wait(60)
                 return
+        for (verb, ending), meeting in list(api.meetings.items()):
+            if verb == method and address.path.endswith(ending):
+                meeting.wait(60)
+                api.meetings.pop((verb, ending), None)
+        for (verb, ending), seconds in api.delays.items():
+            if verb == method and address.path.endswith(ending):
+                time.sleep(seconds)
         for (verb, ending), (status, data) in list(api.faults.items()):
             if verb == method and address.path.endswith(ending):
                 if not status:
