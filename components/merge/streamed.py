@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
@@ -95,7 +96,22 @@ def _with_adapters(model: nn.Module, adapters: Sequence[tuple[Path, float]]) -> 
     return tuned.float()
 
 
+def check_rope(settings: Mapping[str, Any]) -> None:
+    """Refuse a position encoding that this transformers would not read, and compute another model.
+
+    Raises:
+        ValueError: config.json tells it in `rope_parameters` alone, and transformers is older than 5.
+    """
+    found = version("transformers")
+    if "rope_parameters" in settings and "rope_theta" not in settings and int(found.split(".")[0]) < 5:
+        raise ValueError(
+            f"config.json tells the position encoding in rope_parameters ({settings['rope_parameters']}), which "
+            f"transformers {found} does not read; install transformers 5"
+        )
+
+
 def _empty_model(settings: Mapping[str, Any]) -> nn.Module:
+    check_rope(settings)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(settings), encoding="utf-8")
         config = AutoConfig.from_pretrained(folder)

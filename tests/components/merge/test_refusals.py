@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from crosstrain.components.core.artifact import Artifact, ArtifactWriter
-from crosstrain.components.merge import arithmetic, program, proof
+from crosstrain.components.merge import arithmetic, program, proof, streamed
 
 
 @pytest.fixture
@@ -164,3 +164,16 @@ def test_the_proof_finds_a_lost_rope_scaling(
 def test_a_difference_that_is_no_number_fails_the_proof() -> None:
     with pytest.raises(ValueError, match="logits differ by nan"):
         proof.Proof(float("nan"), 1.0, 2.0, 0.0, 1.0).check()
+
+
+def test_a_library_too_old_for_the_position_encoding_says_so(
+    save_model, import_model, save_adapter, merge, tmp_path, monkeypatch
+) -> None:
+    rope = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 64}  # fmt: skip
+    model = import_model(save_model(tmp_path / "base", rope_parameters=rope))
+    adapter = save_adapter(model)
+    monkeypatch.setattr(streamed, "version", lambda name: "4.57.1")
+    with pytest.raises(ValueError, match=r"rope_parameters .*llama3.* transformers 4.57.1 does not read"):
+        merge(model, adapter)
+    assert not (tmp_path / "merged" / "manifest.json").exists()
