@@ -120,7 +120,8 @@ def test_a_run_whose_training_was_killed_resumes_to_the_same_bits(
     with subprocess.Popen([*command, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
         wait_for_step(run, tmp_path / "killed" / "events.jsonl", 15)
         for process in psutil.Process(run.pid).children(recursive=True):
-            if process.cmdline()[:3:2] == [sys.executable, "kfp.dsl.executor_main"]:
+            command = process.as_dict(["cmdline"], ad_value=[])["cmdline"]  # another child may have just ended
+            if command[:3:2] == [sys.executable, "kfp.dsl.executor_main"]:
                 process.kill()
         _, errors = run.communicate(timeout=60)
     assert run.returncode == 1
