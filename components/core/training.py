@@ -17,34 +17,20 @@ which is never taken while the guard is suspicious, and replays in a higher prec
 over; what was decided is in the outcome. Left out on purpose: what becomes of the weights.
 """
 
-import json
 import logging
 import math
 import statistics
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch import distributed, nn
 
 from crosstrain.components.core import telemetry
-from crosstrain.components.core.batch import Batch, accept_pads, blank, make_batch
+from crosstrain.components.core.batch import accept_pads
 from crosstrain.components.core.checkpoint import Checkpoints
-from crosstrain.components.core.data import BatchPlan, Sample
-from crosstrain.components.core.guard import (
-    Diverged,
-    Event,
-    Guard,
-    Response,
-    data_step,
-    decide,
-    recovery,
-    response,
-    take_up,
-)
+from crosstrain.components.core.guard import Guard, data_step
 from crosstrain.components.core.optimization import learning_rate
 from crosstrain.components.core.parallel.engine import make_engine
 from crosstrain.components.core.parallel.layout import Layout
@@ -56,6 +42,8 @@ from crosstrain.components.core.reproducible import reproducible, seed_rank
 from crosstrain.components.core.stopping import sigterm
 from crosstrain.components.core.training_checkpoint import Parts
 from crosstrain.components.core.training_config import TrainingOptions
+from crosstrain.components.core.training_feed import Feed
+from crosstrain.components.core.training_recovery import Recovery
 from crosstrain.components.core.training_state import Dataset, Outcome, Progress
 
 log = logging.getLogger(__name__)
@@ -114,26 +102,22 @@ class _Run:
         layout: Layout,
         device: torch.device,
     ) -> None:
-        self.model, self.dataset, self.options, self.validation = model, dataset, options, validation
+        self.model, self.options, self.validation = model, options, validation
         self.precision, self.checkpoints, self.stop = precision, checkpoints, stop
         self.world, self.layout = world, layout
         self.compiles = options.compile or device.type == "neuron"
-        self.answer = _answer(options, precision, world)
-        self.higher: dict[frozenset[str], Precision] = {}
+        self.guard = Guard(options)
+        self.recovery = Recovery(model, options, precision, self.guard, checkpoints, world)
         if precision.token_multiple > 1:
             accept_pads(model)
         recompute(model, options.activation_checkpointing)
         self.progress = Progress()
-        self.active: Precision | None = None
         if world.size > 1:
-            self._switch(precision)  # what is sharded is what was converted
+            self.recovery.switch(precision, 0)  # what is sharded is what was converted
             if layout.pipeline == 1 and distributed.group.WORLD is not None:
                 precision.reduce_over(distributed.group.WORLD)
         self.engine = make_engine(model, options, device, world, layout)
-        self.plan = BatchPlan(
-            len(dataset), options.global_batch_size, options.seed, self.engine.data_rank, self.engine.data_size
-        )
-        self.guard = Guard(options)
+        self.feed = Feed(dataset, validation, options, self.engine, world, layout, precision.token_multiple)
         self.parts = Parts(self.engine, self.guard, precision, layout, options.seed)
         self.stop_agreed = False
         self.seconds: list[float] = []
@@ -144,14 +128,14 @@ class _Run:
         tokens_resumed = self.progress.tokens
         try:
             while self.progress.step < self.options.steps:
-                self._switch(self._precision_of_step())
+                self.recovery.enter(self.progress)
                 if reason := self._step():
-                    self._roll_back(reason)
+                    self.progress = self.recovery.roll_back(reason, self.progress, self._load)
                 else:
                     self._after_step()
         finally:
-            if self.active is not None and self.world.size == 1:
-                self.active.restore(self.model)
+            if self.world.size == 1:
+                self.recovery.leave()
             self.model.eval()
         self.checkpoints.finish()
         timed = sum(self.seconds[1:])
@@ -180,41 +164,20 @@ class _Run:
         """Take up the last checkpoint, or seed everything; the step to begin at."""
         self.checkpoints.clear_torn()
         if saved := self.checkpoints.steps():
-            self._load(saved[-1])
+            self.progress = self._load(saved[-1])
             log.info("resuming at step %d from %s", saved[-1], self.checkpoints.uri)
             return saved[-1]
         seed_rank(self.options.seed, 0, self.engine.data_rank)
-        if self.answer != "stop":
+        if self.recovery.answer != "stop":
             self._save()
         return 0
 
-    def _precision_of_step(self) -> Precision:
-        """The precision of the step to come: the run's, or a higher one while a divergence is replayed."""
-        if self.progress.step >= self.progress.high_until:
-            return self.precision
-        kept_out = frozenset(self.progress.kept_out)
-        if kept_out not in self.higher:
-            higher = self.precision.fallback(kept_out)
-            assert higher is not None, "a replay was decided without a precision to do it in"
-            self.higher[kept_out] = higher
-        return self.higher[kept_out]
-
-    def _switch(self, precision: Precision) -> None:
-        if self.active is precision:
-            return
-        if self.active is not None:
-            self.active.restore(self.model)
-        changed = precision.convert(self.model)
-        self.active = precision
-        log.info("precision %s from step %d: %d linear layers", precision.name, self.progress.step + 1, changed)
-
     def _step(self) -> str:
         """Do one optimizer step; or leave the weights as they are and say why the step is a divergence."""
-        assert self.active is not None
+        active = self.recovery.active
         started = time.perf_counter()
         position = data_step(self.progress.step, self.progress.skipped)
-        batches = list(self._batches(self.dataset, self.plan.indices(position).tolist()))
-        labels, tokens = self._count(batches)
+        batches, labels, tokens = self.feed.step(position)
         if not labels:
             log.warning("step %d: no token of the global batch has a label; skipped", self.progress.step + 1)
             self.progress.step += 1
@@ -223,8 +186,8 @@ class _Run:
         self.model.train()
         every = self.options.fp8_numerics_every
         looks = bool(every) and (self.progress.step + 1) % every == 0
-        with self.active.watch(self.model) if looks else nullcontext() as watch:
-            total = self.engine.backward(batches, labels, self.active.autocast)
+        with active.watch(self.model) if looks else nullcontext() as watch:
+            total = self.engine.backward(batches, labels, active.autocast)
         numerics = self._look(watch) if watch is not None else {}
         norm = self.engine.clip(self.options.clip_norm)
         loss_value, norm_value = self._agree(*torch.stack([total, norm]).tolist())
@@ -259,19 +222,6 @@ class _Run:
             telemetry.emit("fp8_numerics", step=self.progress.step + 1, layers=tables)
         return summary(layers)
 
-    def _batches(self, dataset: Dataset, indices: list[int]) -> Iterator[Batch]:
-        """Micro-batches of some samples; -1 stands for one that reaches no loss."""
-        size = self.layout.micro_batch
-        for start in range(0, len(indices), size):
-            samples = [_sample(dataset, index) for index in indices[start : start + size]]
-            yield make_batch(samples, self.precision.token_multiple)
-
-    def _count(self, batches: list[Batch]) -> tuple[int, int]:
-        """Labels and tokens of the whole global batch."""
-        mine = [sum(batch.labels for batch in batches), sum(batch.tokens for batch in batches)]
-        labels, tokens = self.world.sum(mine if self.engine.counts else [0, 0])
-        return int(labels), int(tokens)
-
     def _agree(self, loss: float, norm: float) -> tuple[float, float]:
         """The whole batch's loss and gradient norm, the same on every rank; and whether one of them is to stop."""
         if self.world.size == 1:
@@ -289,9 +239,7 @@ class _Run:
             self._validate()
         if is_last or step % options.log_every == 0:
             self._report()
-        assert self.active is not None
-        if event := recovery(self.progress, self.precision.name, self.active.name):
-            self.progress.events.append(self._tell(event))
+        self.recovery.note(self.progress)
         stopping = self.stop.is_set() if self.world.size == 1 else self.stop_agreed
         if is_last or stopping or step % options.checkpoint_every == 0:
             self._save()
@@ -303,29 +251,14 @@ class _Run:
 
     def _validate(self) -> None:
         """Put the mean loss over the validation batches, in the precision in force, into the last row."""
-        assert self.active is not None
         if not self.validation or not self.progress.history:
             return
-        batches = self._batches(self.validation, self._validation_part())
-        total, labels = self.world.sum(self._counted(self.engine.evaluate(batches, self.active.autocast)))
+        mine = self.engine.evaluate(self.feed.validation(), self.recovery.active.autocast)
+        total, labels = self.world.sum(mine if self.engine.counts else (0.0, 0.0))
         if not math.isfinite(total):
             log.warning("step %d: the validation loss is %s; left out of the log", self.progress.step, total)
         elif labels:
             self.progress.history[-1]["validation_loss"] = total / labels
-
-    def _validation_part(self) -> list[int]:
-        """The rank's validation samples, filled up with -1 so that all ranks have as many full micro-batches."""
-        assert self.validation is not None
-        count = self.options.validation_samples(len(self.validation))
-        mine = list(range(self.engine.data_rank, count, self.engine.data_size))
-        if self.world.size == 1:
-            return mine
-        unit = self.layout.micro_batch * self.engine.rounds
-        wanted = -(-math.ceil(count / self.engine.data_size) // unit) * unit
-        return mine + [-1] * (wanted - len(mine))
-
-    def _counted(self, values: tuple[float, int]) -> tuple[float, float]:
-        return values if self.engine.counts else (0.0, 0.0)
 
     def _report(self) -> None:
         row = self.progress.history[-1] if self.progress.history else {}
@@ -341,23 +274,6 @@ class _Run:
             **{self.precision.speed_name: speed},
         )
 
-    def _roll_back(self, reason: str) -> None:
-        """Do what the guard decides about a divergence: go back to the last checkpoint, or stop the run."""
-        assert self.active is not None
-        good, before = self.checkpoints.steps(), self.progress
-        back_to = good[-1] if good else 0
-        names = (self.precision.name, self.active.name)
-        event = decide(self.answer, self.options, before, reason, names, self.guard, back_to)
-        self._tell(event)
-        if event.action == "stopped":
-            left = f"the last good checkpoint is of step {back_to}" if good else "no checkpoint was taken yet"
-            raise Diverged(
-                f"training diverged at step {event.step}: {reason}. {event.verdict}; {left} in {self.checkpoints.uri}. "
-                "Try a smaller learning_rate, a longer warm-up, or a higher precision"
-            )
-        self._load(back_to)
-        take_up(event, self.progress, before)
-
     def _save(self) -> None:
         """Take a checkpoint, unless the guard is suspicious of what it would hold."""
         if self.guard.suspicious:
@@ -365,32 +281,6 @@ class _Run:
             return
         self.parts.save(self.checkpoints, self.progress)
 
-    def _load(self, step: int) -> None:
-        """Put everything where the checkpoint of `step` has it."""
-        self.progress = self.parts.load(self.checkpoints, step)
-
-    def _tell(self, event: Event) -> dict[str, Any]:
-        """Write a decision of the guard to the log and the run's events; it as JSON."""
-        record = event.record()
-        if self.world.first:
-            log.warning("guard: %s", json.dumps(record))
-            telemetry.emit("guard", **record)
-        return record
-
-
-def _sample(dataset: Dataset, index: int) -> Sample:
-    return dataset[index] if index >= 0 else blank(dataset[0])
-
-
-def _answer(options: TrainingOptions, precision: Precision, world: World) -> Response:
-    """What a divergence is answered with.
-
-    Raises:
-        ValueError: fallback is asked for, and there is no higher precision, or several processes.
-    """
-    has_higher = precision.fallback() is not None
-    if world.size > 1:
-        if options.on_divergence == "fallback":
-            raise ValueError("on_divergence=fallback: works in one process; use skip or stop in several")
-        has_higher = False
-    return response(options, precision.name, precision.token_multiple > 1, has_higher)
+    def _load(self, step: int) -> Progress:
+        """Put everything where the checkpoint of `step` has it; the progress then."""
+        return self.parts.load(self.checkpoints, step)

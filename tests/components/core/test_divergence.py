@@ -21,6 +21,7 @@ from crosstrain.components.core.precision import choose
 from crosstrain.components.core.precision.emulated import EmulatedFp8
 from crosstrain.components.core.training import train
 from crosstrain.components.core.training_config import TrainingOptions
+from crosstrain.components.core.training_recovery import Recovery
 from crosstrain.components.core.training_state import Outcome
 
 CPU = torch.device("cpu")
@@ -181,8 +182,8 @@ def test_when_other_layers_saturate_as_well_all_fall_back(go, monkeypatch):
     both = (LAYER, "model.layers.0.mlp.up_proj")
     saturate(monkeypatch, 5, *both)
     found: list[str] = []
-    real = training._Run._switch
-    monkeypatch.setattr(training._Run, "_switch", lambda run, to: (found.append(to.name), real(run, to))[1])
+    real = Recovery.switch
+    monkeypatch.setattr(Recovery, "switch", lambda self, to, step: (found.append(to.name), real(self, to, step))[1])
     monkeypatch.setattr(training.Guard, "look", _only_first(training.Guard.look))
     _, outcome = go(precision="fp8", fp8_numerics_every=1, fallback_layers="affected", fallback_steps=10)
     actions = [(event["action"], event.get("layers")) for event in outcome.guard_events]
