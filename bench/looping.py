@@ -6,12 +6,14 @@ Arms: `bare` (the fewest lines of PyTorch that do the work), `ours` (core/traini
 All take the same samples in the same order (`BatchPlan`'s), start from the same weights, use the same optimizer with
 the same rates, and read every step's loss and gradient norm. Time is taken where all meet, at the data set: a step
 lasts from the first sample of its batch being asked for to the first of the next batch, so that whatever a loop does
-in between is its own. What is left out: the last step, which no next one ends, and the first ones, which warm up.
+in between is its own. Several arms can take turns, step by step. What is left
+out: the last step, which no next one ends, and the first ones, which warm up.
 """
 
 import argparse
 import json
 import logging
+import os
 import sys
 import tempfile
 import time
@@ -38,6 +40,8 @@ from crosstrain.components.core.training_config import TrainingOptions
 WARM_UP = 3
 """Steps left out of times."""
 SAMPLES = 512
+TURNS, READY = "BENCH_TURNS", "ready"
+"""Variable that makes an arm wait for a line on standard input before each step, and what it says when it waits."""
 
 
 @dataclass(frozen=True)
@@ -87,24 +91,36 @@ class Work:
 
 
 class Clocked:
-    """Samples that note when each was asked for, by the clock and in CPU seconds of the process."""
+    """Samples that note when each step's first was asked for and given, by the clock and in CPU seconds."""
 
-    def __init__(self, samples: list[Sample], order: list[int] | None = None) -> None:
-        self._samples = samples
+    def __init__(self, samples: list[Sample], size: int, order: list[int] | None = None) -> None:
+        self._samples, self._size, self._count = samples, size, 0
         self._order = list(range(len(samples))) if order is None else order
         self.asked: list[tuple[float, float]] = []
+        self.given: list[tuple[float, float]] = []
 
     def __len__(self) -> int:
         return len(self._order)
 
     def __getitem__(self, index: int) -> Sample:
-        self.asked.append((time.perf_counter(), time.process_time()))
+        if self._count % self._size == 0:
+            self.asked.append((time.perf_counter(), time.process_time()))
+            wait_for_turn()
+            self.given.append((time.perf_counter(), time.process_time()))
+        self._count += 1
         return self._samples[self._order[index]]
 
-    def steps(self, size: int) -> tuple[list[float], list[float]]:
-        """Seconds and CPU seconds of each step but the last, for global batches of `size`."""
-        wall, cpu = np.diff(np.array(self.asked[::size]), axis=0).T
+    def steps(self) -> tuple[list[float], list[float]]:
+        """Seconds and CPU seconds of each step but the last, waiting for a turn left out."""
+        wall, cpu = (np.array(self.asked[1:]) - np.array(self.given[:-1])).T
         return wall.tolist(), cpu.tolist()
+
+
+def wait_for_turn() -> None:
+    """Say that a step could begin, and wait until it may; at once where nobody gives turns."""
+    if os.environ.get(TURNS):
+        print(READY, flush=True)
+        sys.stdin.readline()
 
 
 Said = dict[str, Any]
@@ -118,7 +134,7 @@ def order(work: Work) -> list[int]:
 
 def bare(work: Work) -> tuple[Clocked, Said]:
     """PyTorch and nothing else."""
-    options, model, data = work.options(), work.model().train(), Clocked(work.samples(), order(work))
+    options, model, data = work.options(), work.model().train(), Clocked(work.samples(), work.global_batch, order(work))
     parameters = dict(model.named_parameters())
     optimizer = make_optimizer(parameters, options, undecayed(model))
     losses: list[float] = []
@@ -159,7 +175,7 @@ def tensors(samples: list[Sample]) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 def ours(work: Work) -> tuple[Clocked, Said]:
     """`crosstrain.components.core.training.train`."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)  # each step's line is written, as in a run
-    data = Clocked(work.samples())
+    data = Clocked(work.samples(), work.global_batch)
     precision = choose(work.precision, torch.device("cpu"), recipe=work.recipe)  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory() as folder:
         state = Checkpoints(folder, "0" * 64, "train_fp8", {}, {}, keep=2)
@@ -175,7 +191,7 @@ def ours(work: Work) -> tuple[Clocked, Said]:
 
 def trainer(work: Work) -> tuple[Clocked, Said]:
     """transformers.Trainer, told to do the same; its loss is the model's own."""
-    options, model, data = work.options(), work.model(), Clocked(work.samples(), order(work))
+    options, model, data = work.options(), work.model(), Clocked(work.samples(), work.global_batch, order(work))
     optimizer = make_optimizer(dict(model.named_parameters()), options, undecayed(model))
     factor: Callable[[int], float] = lambda step: learning_rate(step, options) / options.learning_rate  # noqa: E731
     model.config.use_cache = False
@@ -213,7 +229,7 @@ def run(arm: str, work: Work) -> Said:
     """Do an arm's work in this process; what it says of it."""
     torch.set_num_threads(work.threads)
     data, said = ARMS[arm](work)
-    wall, cpu = data.steps(work.global_batch)
+    wall, cpu = data.steps()
     return {
         "arm": arm,
         "step_seconds": wall[WARM_UP:],

@@ -2,10 +2,11 @@
 
     python -m bench.train [--quick] [--only loop,precision,checkpoint] [--rounds N] [--steps N] [--threads N]
 
-Prints one JSON line a figure. Arms take turns within a round, each in a fresh process with the same threads, the same
-first weights and the same samples in the same order (bench/looping.py); a round's ratio pairs what ran side by side.
-`ratio` is the median of the rounds' ratios of median step seconds, `ratio_range` its lowest and highest, `ratio_cpu`
-the same of CPU seconds, which other programs bend less. Where the bare loop's losses are not ours to the bit, the
+Prints one JSON line a figure. The arms of a round are fresh processes with the same threads, the same first weights
+and the same samples in the same order (bench/looping.py); they take turns, one step each, so that whatever else the
+machine does meets all alike. A round's ratio is the median over the steps of one arm's step over the other's beside
+it; `ratio` is the median of the rounds, `ratio_range` their lowest and highest, `ratio_cpu` the same of CPU seconds.
+Where the bare loop's losses are not ours to the bit, the
 bench fails: then the two did not do the same work. On a CPU, fp8 is emulated in fp32: its losses are numerics, its
 time is the emulation's and says nothing of fp8's.
 """
@@ -16,14 +17,17 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from bench.measure import machine, measure, report, versions
+from bench.looping import READY, TURNS
+from bench.measure import machine, report, versions
 
 PARTS = ("loop", "precision", "checkpoint")
 PACKAGES = ("crosstrain", "torch", "transformers", "accelerate", "torchao", "numpy")
-LOOPS: dict[str, dict[str, Any]] = {"bare": {}, "ours": {}, "trainer": {}}
+LOOPS = ("bare", "ours", "trainer")
 PRECISIONS: dict[str, dict[str, Any]] = {
     "fp32": {"precision": "fp32"},
     "bf16": {"precision": "bf16"},
@@ -39,40 +43,92 @@ LAST = 10
 """Steps whose mean loss is an arm's."""
 
 Said = dict[str, Any]
-Arm = Callable[[str, Mapping[str, Any]], Said]
+Arms = Mapping[str, tuple[str, Said]]
+"""Name to loop and fields of `looping.Work`."""
+Go = Callable[[Arms], dict[str, Said]]
 
 
-def once(loop: str, options: Mapping[str, Any]) -> Said:
-    """What an arm says, run in a fresh process."""
-    text = json.dumps(dict(options))
-    variables = {"OMP_NUM_THREADS": str(options["threads"])}
-    return measure(["-m", "bench.looping", loop, "--options", text], variables).output
+def take_turns(arms: Arms) -> dict[str, Said]:
+    """Run arms in a fresh process each, one step of each in turn; what they say.
+
+    Raises:
+        ChildProcessError: one failed; with the end of what it said.
+    """
+    with ExitStack() as stack:
+        started = {name: stack.enter_context(_start(*arm)) for name, arm in arms.items()}
+        found: dict[str, Said] = {}
+        for name, process in started.items():
+            _until_ready(name, process, found)
+        names = list(arms)
+        while len(found) < len(names):
+            names = names[1:] + names[:1]
+            for name in names:
+                if name not in found:
+                    _say(started[name], "go")
+                    _until_ready(name, started[name], found)
+        return {name: found[name] for name in arms}
 
 
-def interleave(arms: Sequence[str], rounds: int, go: Callable[[str], Said]) -> dict[str, list[Said]]:
-    """Run every arm `rounds` times in turn, each round beginning with another arm."""
-    found: dict[str, list[Said]] = {arm: [] for arm in arms}
-    for number in range(rounds):
-        first = number % len(arms)
-        for arm in (*arms[first:], *arms[:first]):
-            found[arm].append(go(arm))
-    return found
+@contextmanager
+def _start(loop: str, options: Said) -> Iterator[subprocess.Popen[str]]:
+    threads = str(options["threads"])
+    variables = {**os.environ, "OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE", TURNS: "1"}
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "bench.looping", loop, "--options", json.dumps(options)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=variables,
+        )  # fmt: skip
+        try:
+            yield process
+        except ChildProcessError as error:
+            errors.seek(0)
+            raise ChildProcessError(f"{error}:\n{errors.read()[-1500:]}") from None
+        finally:
+            process.kill()
+            process.communicate()
 
 
-def ratios(of: Sequence[Said], to: Sequence[Said], kind: str = "step_seconds") -> list[float]:
-    """Median step of one arm over that of another, round by round."""
-    middle = statistics.median
-    return [middle(one[kind]) / middle(other[kind]) for one, other in zip(of, to, strict=True)]
+def _say(process: subprocess.Popen[str], word: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(word + "\n")
+    process.stdin.flush()
+
+
+def _until_ready(name: str, process: subprocess.Popen[str], found: dict[str, Said]) -> None:
+    """Read on until an arm waits for its turn, or tells its results."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.strip() == READY:
+            return
+        if line.startswith('{"'):
+            found[name] = json.loads(line)
+            return
+    raise ChildProcessError(f"arm {name} ended without a result")
+
+
+def ratios(of: Said, to: Said, kind: str) -> float:
+    """Median over the steps of one arm's over the other's, step by step."""
+    return statistics.median(one / other for one, other in zip(of[kind], to[kind], strict=True))
 
 
 def spread(of: Sequence[Said], to: Sequence[Said]) -> Said:
     """Median and range of the rounds' ratios."""
-    wall = ratios(of, to)
+    wall, cpu = (
+        [ratios(one, other, kind) for one, other in zip(of, to, strict=True)]
+        for kind in ("step_seconds", "step_cpu_seconds")
+    )
     return {
         "ratio": statistics.median(wall),
         "ratio_range": [round(min(wall), 4), round(max(wall), 4)],
-        "ratio_cpu": statistics.median(ratios(of, to, "step_cpu_seconds")),
+        "ratio_cpu": round(statistics.median(cpu), 4),
+        "ratio_cpu_range": [round(min(cpu), 4), round(max(cpu), 4)],
     }
+
+
+def gather(arms: Arms, rounds: int, go: Go) -> dict[str, list[Said]]:
+    """What each arm says in each of some rounds."""
+    said = [go(arms) for _ in range(rounds)]
+    return {name: [one[name] for one in said] for name in arms}
 
 
 def figures(runs: Sequence[Said], tokens: int) -> Said:
@@ -98,13 +154,13 @@ def distance(one: Said, other: Said) -> float:
     return max(abs(mine - theirs) / abs(theirs) for mine, theirs in pairs)
 
 
-def bench_loop(work: Said, rounds: int, tokens: int, arm: Arm = once) -> None:
+def bench_loop(work: Said, rounds: int, tokens: int, go: Go = take_turns) -> None:
     """Our loop against the bare one and Trainer.
 
     Raises:
         AssertionError: an arm's losses show that it did other work.
     """
-    found = interleave(list(LOOPS), rounds, lambda name: arm(name, work))
+    found = gather({name: (name, work) for name in LOOPS}, rounds, go)
     ours = found["ours"]
     for bare, own in zip(found["bare"], ours, strict=True):
         assert bare["losses"] == own["losses"], "the bare loop's losses are not ours: the arms did different work"
@@ -121,9 +177,9 @@ def bench_loop(work: Said, rounds: int, tokens: int, arm: Arm = once) -> None:
     report(what="loop_against_trainer", speedup=1 / ratio, passed=ratio < 1)
 
 
-def bench_precision(work: Said, rounds: int, tokens: int, arm: Arm = once) -> None:
+def bench_precision(work: Said, rounds: int, tokens: int, go: Go = take_turns) -> None:
     """Each precision over the same weights and samples: losses first, and what the arithmetic cost here."""
-    found = interleave(list(PRECISIONS), rounds, lambda name: arm("ours", {**work, **PRECISIONS[name]}))
+    found = gather({name: ("ours", {**work, **chosen}) for name, chosen in PRECISIONS.items()}, rounds, go)
     base = found["fp32"]
     for name, runs in found.items():
         is_emulated = name.startswith("fp8")
@@ -137,10 +193,10 @@ def bench_precision(work: Said, rounds: int, tokens: int, arm: Arm = once) -> No
         report(what="precision", **line, **{"emulation" if is_emulated else "cost": cost})
 
 
-def bench_checkpoint(work: Said, rounds: int, tokens: int, arm: Arm = once) -> None:
+def bench_checkpoint(work: Said, rounds: int, tokens: int, go: Go = take_turns) -> None:
     """What checkpoints hold a run up, at a cadence of CADENCE steps; the one after the last step is left out."""
     steps = 2 * CADENCE + 20
-    runs = [arm("ours", {**work, "steps": steps, "checkpoint_every": CADENCE}) for _ in range(rounds)]
+    runs = gather({"ours": ("ours", {**work, "steps": steps, "checkpoint_every": CADENCE})}, rounds, go)["ours"]
     shares, excesses = [], []
     for run in runs:
         step = statistics.median(run["step_seconds"])
@@ -181,7 +237,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.train", description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="under ten minutes on two cores")
     parser.add_argument("--only", default=",".join(PARTS), help="parts to run [default: %(default)s]")
-    parser.add_argument("--rounds", type=int, help="rounds of each part [default: 5, 1 of precision; quick: the same]")
+    parser.add_argument(
+        "--rounds", type=int, help="rounds of each part [default: 5, precision 1, checkpoint 3; quick: 3, 1, 1]"
+    )
     parser.add_argument("--steps", type=int, help="steps of each arm [default: 200; quick: 30, precision 60]")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of every arm [default: 1]")
     given = parser.parse_args(arguments)
@@ -194,7 +252,7 @@ def main(arguments: list[str] | None = None) -> None:
     tokens = work["length"] * work["global_batch"]
     if "loop" in parts:
         steps = given.steps or (30 if given.quick else 200)
-        bench_loop({**work, "steps": steps}, given.rounds or 5, tokens)
+        bench_loop({**work, "steps": steps}, given.rounds or (3 if given.quick else 5), tokens)
     if "precision" in parts:
         steps = given.steps or (60 if given.quick else 200)
         bench_precision({**work, "steps": steps}, given.rounds or 1, tokens)
