@@ -39,6 +39,8 @@ CADENCE = 50
 OVERHEAD_LIMIT, STALL_LIMIT = 1.03, 0.05
 TRAINER_TOLERANCE = 1e-3
 """Largest relative distance of Trainer's losses from ours: its log rounds them, and its sums run in another order."""
+LEARNABLE = 64
+"""Ids of the precisions' walks: few enough to be learned in 60 steps, because equal losses of no learning say nothing."""
 LAST = 10
 """Steps whose mean loss is an arm's."""
 
@@ -118,7 +120,7 @@ def spread(of: Sequence[Said], to: Sequence[Said]) -> Said:
         for kind in ("step_seconds", "step_cpu_seconds")
     )
     return {
-        "ratio": statistics.median(wall),
+        "ratio": round(statistics.median(wall), 4),
         "ratio_range": [round(min(wall), 4), round(max(wall), 4)],
         "ratio_cpu": round(statistics.median(cpu), 4),
         "ratio_cpu_range": [round(min(cpu), 4), round(max(cpu), 4)],
@@ -135,8 +137,8 @@ def figures(runs: Sequence[Said], tokens: int) -> Said:
     """Speed and memory of an arm over its rounds, `tokens` a step."""
     step = statistics.median(statistics.median(run["step_seconds"]) for run in runs)
     return {
-        "step_seconds": step,
-        "tokens_per_second": tokens / step,
+        "step_seconds": round(step, 5),
+        "tokens_per_second": round(tokens / step, 1),
         "peak_bytes": max(run["peak_bytes"] for run in runs),
         "rounds": len(runs),
         "steps_timed": len(runs[0]["step_seconds"]),
@@ -255,7 +257,7 @@ def main(arguments: list[str] | None = None) -> None:
         bench_loop({**work, "steps": steps}, given.rounds or (3 if given.quick else 5), tokens)
     if "precision" in parts:
         steps = given.steps or (60 if given.quick else 200)
-        bench_precision({**work, "steps": steps}, given.rounds or 1, tokens)
+        bench_precision({**work, "steps": steps, "vocabulary": LEARNABLE}, given.rounds or 1, tokens)
     if "checkpoint" in parts:
         bench_checkpoint(work, given.rounds or (1 if given.quick else 3), tokens)
 
