@@ -21,6 +21,7 @@ import orjson
 from crosstrain.components.core.artifact import Artifact
 from crosstrain.components.core.manifest import Manifest
 from crosstrain.components.tokenize.config import Config
+from crosstrain.components.tokenize.pages import largest_page
 from crosstrain.components.tokenize.separating import BLANK_LINES, split_stream
 from crosstrain.components.tokenize.spooling import LONG, LongLine, LongText, spool_file
 from crosstrain.components.tokenize.tally import Tally
@@ -28,6 +29,10 @@ from crosstrain.components.tokenize.tally import Tally
 _BLOCK = 1 << 20
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 _ROWS = 256
+"""Rows of a Parquet file read at once, at most; as many as _BATCH bytes hold if each is a page of its own."""
+_BATCH = 16 << 20
+_PAGE = 32 << 20
+"""Bytes of the largest Parquet page that is read; Arrow and we need several times as much for it."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +173,7 @@ class Reader:
                     shutil.copyfileobj(stream, plain, _BLOCK)
                 source = plain
             try:
-                file = pq.ParquetFile(source)
+                file = pq.ParquetFile(source, buffer_size=_BLOCK, pre_buffer=False)  # else it holds whole chunks
             except pa.ArrowInvalid as error:
                 raise ValueError(f"{self._corpus.files.locate(segment.path)}: not a Parquet file ({error})") from None
             columns = {column.name: column.type for column in file.schema_arrow}
@@ -181,10 +186,30 @@ class Reader:
                 raise ValueError(
                     f"{self._corpus.files.locate(segment.path)}: column {field!r} holds {columns[field]}, not text"
                 )
-            for group, first_row in _row_groups(file.metadata, segment, cut=source is path):
-                tally.line = first_row
-                for batch in file.iter_batches(_ROWS, row_groups=[group], columns=[field]):
-                    yield from self._rows(batch.column(0), tally)
+            with path.open("rb") if source is path else plain as pages:
+                for group, first_row in _row_groups(file.metadata, segment, cut=source is path):
+                    tally.line = first_row
+                    rows = self._rows_at_once(file.metadata, group, cast(BinaryIO, pages), segment.path)
+                    for batch in file.iter_batches(rows, row_groups=[group], columns=[field], use_threads=False):
+                        yield from self._rows(batch.column(0), tally)
+
+    def _rows_at_once(self, metadata: Any, group: int, pages: BinaryIO, path: str) -> int:
+        """How many rows of a row group fit into memory together; ValueError when one page may not."""
+        field = self._config.text_field
+        facts = metadata.row_group(group)
+        (chunk,) = (c for c in map(facts.column, range(facts.num_columns)) if c.path_in_schema == field)
+        begin = chunk.dictionary_page_offset or chunk.data_page_offset
+        try:
+            largest = largest_page(pages, begin, begin + chunk.total_compressed_size)
+        except ValueError as error:
+            raise ValueError(f"{self._corpus.files.locate(path)}: damaged in row group {group}: {error}") from None
+        if largest > _PAGE:
+            raise ValueError(
+                f"{self._corpus.files.locate(path)}: row group {group} has a page of {largest / 1e6:.0f} MB in column "
+                f"{field!r}, and one of more than {_PAGE / 1e6:.0f} MB does not fit into a worker's memory; write this "
+                "file as JSONL, where a document may be of any size, or with fewer rows a page"
+            )
+        return max(1, min(_ROWS, _BATCH // max(largest, 1)))
 
     def _rows(self, column: Any, tally: Tally) -> Iterator[str]:
         import pyarrow as pa
