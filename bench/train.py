@@ -40,7 +40,7 @@ OVERHEAD_LIMIT, STALL_LIMIT = 1.03, 0.05
 TRAINER_TOLERANCE = 1e-3
 """Largest relative distance of Trainer's losses from ours: its log rounds them, and its sums run in another order."""
 LEARNABLE = 64
-"""Ids of the precisions' walks: few enough to be learned in 60 steps, because equal losses of no learning say nothing."""
+"""Ids of the precisions' walks: few enough to be learned in 60 steps, as equal losses of no learning say nothing."""
 LAST = 10
 """Steps whose mean loss is an arm's."""
 
