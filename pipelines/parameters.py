@@ -2,10 +2,11 @@
 
 Every crosstrain step's configuration is decoded here as the step will decode it, so that a misspelt option of
 the last step does not wait for the first ones. Left out: whether the data exists; the import steps, which come
-first, say so.
+first, say so. And for a cluster, components of packages that are not installed here: their steps say so there.
 """
 
 import copy
+import importlib.util
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -60,9 +61,15 @@ def complete(pipeline: Pipeline, given: Mapping[str, Any], state: Path) -> dict[
         state: Absolute path for the pipeline's `state` parameter, if it has one and it was not given.
 
     Raises:
-        ValueError: a required parameter is missing, or a step would refuse its configuration.
+        ValueError: a required parameter is missing, a step would refuse its configuration, or is not installed.
     """
     values = fill(pipeline, given)
+    for task in pipeline.tasks(values):
+        if task.component and not _installed(task.component):
+            raise ValueError(
+                f"step {task.name} is of component {task.component}, which Python does not find here; install its "
+                "package, or put the folder that holds it on PYTHONPATH"
+            )
     if values.get("state") == "" and "state" not in given:
         values["state"] = str(state)
     for task in _own_tasks(pipeline, values):
@@ -85,9 +92,8 @@ def fill(pipeline: Pipeline, given: Mapping[str, Any]) -> dict[str, Any]:
         listed = "; ".join(f"{item.name} ({item.description or item.type_text})" for item in missing)
         raise ValueError(f"{pipeline.name}: not given: {listed}")
     values = {name: copy.deepcopy(given.get(name, item.default)) for name, item in pipeline.parameters.items()}
-    tasks = _own_tasks(pipeline, values)
-    _check_sections(values.get("config"), {task.component for task in tasks})
-    for task in tasks:
+    _check_sections(values.get("config"), {task.component for task in pipeline.tasks(values) if task.component})
+    for task in _own_tasks(pipeline, values):
         _check_task(task)
     if len(json.dumps(values).encode()) > MAX_BYTES:
         raise ValueError(f"the parameters take more than {MAX_BYTES} bytes as JSON; put what is long into a file")
@@ -110,7 +116,17 @@ def check_remote(pipeline: Pipeline, given: Mapping[str, Any]) -> None:
 
 
 def _own_tasks(pipeline: Pipeline, values: Mapping[str, Any]) -> list[Task]:
-    return [task for task in pipeline.tasks(values) if task.component]
+    return [task for task in pipeline.tasks(values) if task.component and _installed(task.component)]
+
+
+def _installed(component: str) -> bool:
+    """Whether the package of a component is here; one without a dot has to be one of ours, or nothing fits."""
+    if "." not in component:
+        return True
+    try:
+        return importlib.util.find_spec(f"{component}.config") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def _known(pipeline: Pipeline, name: str) -> Parameter:
@@ -205,7 +221,7 @@ def _check_sections(config: Any, components: Collection[str]) -> None:
 
 def _check_task(task: Task) -> None:
     """Decode one step's configuration as the step itself will, if all of it is known before the run."""
-    if task.component not in COMPONENTS:
+    if "." not in task.component and task.component not in COMPONENTS:
         raise ValueError(f"step {task.name} is of component {task.component!r}, which this crosstrain does not have")
     config = load_config(task.component)
     if task.later & set(config.model_fields):

@@ -21,7 +21,7 @@ COMPILED = Path(__file__).parent / "compiled"
 ANY = "*"
 """Stands in a task's name for the number of an iteration whose loop goes over what is not known before the run."""
 
-_RUN_STEP = re.compile(r"run_step\(\s*[\"'](\w+)[\"']")
+_RUN_STEP = re.compile(r"run_step\(\s*[\"']([\w.]+)[\"']")
 _FIELD = re.compile(r'parseJson\(string_value\)\["([^"]+)"\]')
 _LONGEST_ITEM = 24
 """Characters of a loop's item that are shown; a longer one is shown by its number."""
@@ -63,7 +63,7 @@ class Task:
     title: str
     """What the KFP UI shows, and of a loop's step the item."""
     component: str
-    """The crosstrain component behind it; empty: somebody else's."""
+    """The component behind it: crosstrain's own, or the full name of a package made like one; empty: another kind."""
     parameters: dict[str, Any]
     """Parameters whose value is known before the run."""
     later: frozenset[str]

@@ -222,7 +222,7 @@ def select_options(component: str, config: Mapping[str, Any], given: Mapping[str
         ValueError: the mapping names an unknown component beside known ones.
     """
     known = {*COMPONENTS, component}
-    if any(name in known for name in config):
+    if any(name in known or "." in name for name in config):  # an option's name has no dot, a package's has
         unknown = [name for name in config if name not in known and "." not in name]
         if unknown:
             raise ValueError(f"config: unknown component {unknown[0]!r}; known: {', '.join(COMPONENTS)}")

@@ -119,6 +119,21 @@ def crossing(corpus: str, model: str, state: str = "", config: dict = {}):  # no
     merge(model=base.outputs["model"], adapter=other.outputs["model"], config=config)
 
 
+@dsl.component(base_image=IMAGE, install_kfp_package=False)
+def theirs(corpus: dsl.Input[dsl.Dataset], clean: dsl.Output[dsl.Dataset], config: dict = {}):  # noqa: B006
+    """A component of somebody else's package, made like one of crosstrain's."""
+    from crosstrain.components.core.step import run_step
+
+    run_step("acme.steps.clean", inputs={"corpus": corpus}, output=clean, config=config)
+
+
+@dsl.pipeline(name="cleaning")
+def cleaning(corpus: str, config: dict = {}):  # noqa: B006
+    """One step of crosstrain's own, and one of a package made like it."""
+    taken = import_data(source=corpus, config=config)
+    theirs(corpus=taken.outputs["data"], config=config)
+
+
 @dsl.pipeline(name="importing")
 def importing(corpus: str, config: dict = {}):  # noqa: B006
     """One step of crosstrain's own, and one of somebody else's."""
@@ -226,7 +241,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("compiled")
     paths = {}
     functions: list[Any] = [
-        words, sleeping, crossing, importing, importing_all, containing, use, tokenizing, training, looping,
+        words, sleeping, crossing, cleaning, importing, importing_all, containing, use, tokenizing, training, looping,
     ]  # fmt: skip
     for function in functions:
         paths[function.name] = folder / f"{function.name}.yaml"

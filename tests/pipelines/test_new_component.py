@@ -106,6 +106,7 @@ def test_the_options_of_a_component_of_ones_own_are_found_beside_ours() -> None:
     config = {"acme.steps.clean": {"minimum_characters": 3}, "merge": {"proof_samples": 1}}
     assert select_options("acme.steps.clean", config, given={}) == {"minimum_characters": 3}
     assert select_options("merge", config, given={}) == {"proof_samples": 1}
+    assert select_options("tokenize", {"acme.steps.clean": {"text_field": "a"}}, given={}) == {}
     with pytest.raises(ValueError, match="unknown component 'mrege'"):
         select_options("merge", {"merge": {}, "mrege": {}}, given={})
     assert package_of("merge") == "crosstrain.components.merge"

@@ -150,3 +150,30 @@ def test_the_tasks_of_a_pipeline_are_known_without_running_it(words: spec.Pipeli
 def test_what_is_no_compiled_pipeline_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"x\.yaml: not "):
         spec.parse(text.encode(), "x.yaml")
+
+
+def test_a_component_of_ones_own_package_is_configured_like_ours(
+    compiled: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cleaning = spec.load(str(compiled["cleaning"]))
+    (ours, theirs) = cleaning.tasks({"corpus": "a", "config": {}})
+    assert (ours.component, theirs.component) == ("import_data", "acme.steps.clean")
+    options = {"acme.steps.clean": {"longest": 3}}
+    given = collect(cleaning, corpus="s3://b/a", config=options)
+    parameters.check_remote(cleaning, given)  # a machine that submits need not have the package
+    with pytest.raises(ValueError, match=r"of component acme\.steps\.clean, which Python does not find here"):
+        complete(cleaning, **given)
+    folder = tmp_path / "acme" / "steps" / "clean"
+    folder.mkdir(parents=True)
+    for package in (folder, folder.parent, folder.parent.parent):
+        (package / "__init__.py").touch()
+    (folder / "config.py").write_text(
+        "from crosstrain.components.core.config import Config as Base, InputURI, OutputURI\n\n\n"
+        'class Config(Base):\n    """Clean."""\n\n    corpus: InputURI\n    output: OutputURI\n    longest: int = 1\n'
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert complete(cleaning, **given)["config"] == options
+    with pytest.raises(ValueError, match=r"acme\.steps\.clean: lngest: unknown option"):
+        complete(cleaning, corpus="s3://b/a", config={"acme.steps.clean": {"lngest": 3}})
+    with pytest.raises(ValueError, match=r"no step of this pipeline is 'acme\.steps\.claen'"):
+        complete(cleaning, corpus="s3://b/a", config={"acme.steps.claen": {"longest": 3}})
