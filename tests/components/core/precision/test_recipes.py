@@ -67,6 +67,7 @@ def test_single_values_have_the_bits_worked_out_by_hand(value, format, bits):
 def test_nan_stays_nan_and_does_not_touch_the_scale_of_its_neighbours():
     matrix = torch.tensor([[math.nan, 2.0], [1.0, 0.0]])
     assert amax_of(matrix).item() == 2.0
+    assert amax_of(torch.tensor([[1.0, torch.nan, -torch.inf]])).item() == torch.inf, "Inf counts beside a NaN, too"
     found = cast_matrix(matrix, "input", RECIPES["current"])
     assert found.data.float()[0, 0].isnan() and found.dequantise()[0, 1] == 2.0
 
