@@ -143,7 +143,8 @@ def estimate_tuning(shape: Shape, cut: Cut, rank: int, base_bytes: int) -> Estim
         rank: Rank of the adapter, on every linear layer.
         base_bytes: Bytes a parameter of the base.
     """
-    adapter, base = shape.adapter(rank) / cut.shard, base_bytes * shape.parameters / cut.shard
+    adapter = shape.adapter(rank) / cut.shard
+    base = base_bytes * shape.parameters / (cut.shard * cut.tensor * cut.pipeline)
     weights = base + _gathered(shape, cut, base_bytes) + FP32 * adapter
     activations = _activations(shape, cut, half=base_bytes == HALF)
     return Estimate(weights, FP32 * adapter, MOMENTS * adapter, activations)

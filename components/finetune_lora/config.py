@@ -1,6 +1,7 @@
 """Options of finetune_lora; torch-free, because help and faces read them."""
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -15,8 +16,14 @@ from crosstrain.components.core.config import (
 )
 from crosstrain.components.core.launch.job import RunOn
 from crosstrain.components.core.launch.own_job import Placement
+from crosstrain.components.core.parallel.layout import Layout
 from crosstrain.components.core.training_config import TrainingOptions
-from crosstrain.components.finetune_lora.neuron.options import Backend, CompileCache, NeuronOptions
+from crosstrain.components.finetune_lora.neuron.options import (
+    Backend,
+    CompileCache,
+    NeuronOptions,
+    choose_backend,
+)
 
 
 class Config(TrainingOptions):
@@ -99,3 +106,23 @@ class Config(TrainingOptions):
             if not token.strip() or self.new_tokens.count(token) > 1:
                 raise ValueError(f"new_tokens: {token!r} is blank or there twice")
         return self
+
+    def neuron_layout(self, processes: int, settings: Mapping[str, Any]) -> Layout | None:
+        """How the backend optimum_neuron would share a job's processes; None: another backend trains.
+
+        Args:
+            processes: Of the whole job.
+            settings: The model's config.json, as far as it is known; empty: the model is not looked at.
+
+        Raises:
+            ValueError: no backend runs there, or it would ignore or break what is asked.
+        """
+        if choose_backend(self.backend, self.device, self.run_on) != "optimum_neuron":
+            return None
+        from crosstrain.components.finetune_lora.neuron import preflight  # which reads this configuration
+
+        preflight.check_options(self, "")
+        spread = preflight.plan_layout(self, processes)
+        if settings:
+            preflight.check_model(settings, spread, self.neuron.fuse_qkv)
+        return Layout(spread.data, 1, spread.tensor, spread.pipeline, spread.micro_batch, spread.accumulation)

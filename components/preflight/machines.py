@@ -8,10 +8,20 @@ from typing import Any
 from crosstrain.components.core.findings import Finding, error, not_checked, warning
 from crosstrain.components.core.launch.instances import Instance
 from crosstrain.components.core.launch.own_job import NEURON_RESOURCES
-from crosstrain.components.core.memory import FP32, GIB, HALF, Cut, Estimate, Shape, estimate_training, estimate_tuning
+from crosstrain.components.core.memory import (
+    FP32,
+    GIB,
+    HALF,
+    Cut,
+    Estimate,
+    Recomputation,
+    Shape,
+    estimate_training,
+    estimate_tuning,
+)
 from crosstrain.components.core.parallel import layout as layouts
 from crosstrain.components.core.parallel.layout import Layout, Work
-from crosstrain.components.preflight.work import PRETRAIN, Training
+from crosstrain.components.preflight.work import PRETRAIN, TUNE, Training
 
 FULL = 0.9
 """Share of a device's memory above which an estimate is a warning: it leaves out fragments and buffers."""
@@ -45,6 +55,10 @@ def layout_of(training: Training) -> Layout:
     """
     step: Any = training.config
     if training.component != PRETRAIN:
+        vocab = training.vocab or step.neuron.tensor_parallel  # not known: taken as divisible
+        settings = {"model_type": "llama", **training.shape, "vocab_size": vocab} if training.shape else {}
+        if (spread := step.neuron_layout(training.processes, settings)) is not None:
+            return spread
         return layouts.check_layout({}, training.processes, Work(step.global_batch_size, step.micro_batch_size), step)
     work = Work(
         step.global_batch_size,
@@ -81,10 +95,6 @@ def check_device(training: Training) -> Iterator[Finding]:
             yield error(where, f"train_fp8 does not run on {name}", "choose an instance with NVIDIA GPUs, or CPUs")
         elif step.precision == "fp8" and instance.devices and not instance.fp8:
             yield error(where, f"{name} has no FP8 arithmetic", "use precision bf16, or an H100, H200 or newer")
-    elif neuron and step.method == "dora":
-        yield error(
-            where, f"DoRA on {name}: optimum-neuron loses its magnitudes when it consolidates", "use method lora"
-        )
     if step.device == "cuda" and "nvidia.com/gpu" not in instance.devices:
         yield error(where, f"device cuda, and {name} has no CUDA device", "use device auto")
 
@@ -128,12 +138,14 @@ def _estimate(training: Training) -> Estimate:
     """
     step: Any = training.config
     layout, shape = layout_of(training), Shape.read(training.shape, training.vocab)
+    own = training.component == TUNE and step.neuron.gradient_checkpointing
+    recompute: Recomputation = "full" if own else step.activation_checkpointing
     cut = Cut(
         tokens=layout.micro_batch * training.sequence_length,
         shard=layout.shard,
         tensor=layout.tensor,
         pipeline=layout.pipeline,
-        recompute=step.activation_checkpointing,
+        recompute=recompute,
         in_flight=min(layout.micro_batches, layout.pipeline) if layout.schedule == "1f1b" else layout.micro_batches,
     )
     if training.component == PRETRAIN:

@@ -88,9 +88,15 @@ def check_credentials(config: Config) -> Iterator[Finding]:
     if renewed or not credentials.session_token:
         return  # fetched anew before they expire, or permanent
     advice = "give the pod a role (Pod Identity or IRSA), or temporary keys that last longer"
-    left = _seconds_told()
+    try:
+        left = _seconds_told()
+    except ValueError as fault:
+        yield error(where, f"{EXPIRATION_VARIABLE}: {fault}", "give it as 2026-01-02T03:04:05Z, or take it away")
+        return
     if left is None:
         yield warning(where, f"{source.name} are temporary, nobody says until when, and {wanted}", advice)
+    elif left <= 0:
+        yield error(where, f"{source.name} expired {-left / 3600:.1f} h ago", advice)
     elif config.hours and left < config.hours * 3600:
         yield error(where, f"{source.name} expire in {left / 3600:.1f} h, and {wanted}", advice)
     elif not config.hours:

@@ -96,9 +96,18 @@ def _tuning(config: Config) -> Training:
     if config.model:
         shape = _read_model(config.model)
         return _training(TUNE, step, shape, int(shape.get("vocab_size", 0)), config.sequence_length)
-    base = _decode(PRETRAIN, config, {"preset": config.preset} if config.preset else {})
-    shape = read_shape(base.preset, base.model_config_json) if config.preset else {}
-    return _training(TUNE, step, shape, config.vocab_size, config.sequence_length)
+    return _training(TUNE, step, _base_shape(config), config.vocab_size, config.sequence_length)
+
+
+def _base_shape(config: Config) -> Mapping[str, Any]:
+    """Of the model that the run pre-trains, empty if it does not; what is wrong with that step, the step's own says."""
+    if not config.preset:
+        return {}
+    try:
+        base = _decode(PRETRAIN, config, {"preset": config.preset})
+        return read_shape(base.preset, base.model_config_json)
+    except ValueError:
+        return {}
 
 
 def _read_model(uri: str) -> Mapping[str, Any]:

@@ -36,6 +36,7 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
         "it has no mask between rows of one sequence; set neuron.packing=true to let each row see those before it, or "
         "leave both false",
     ),
+    "activation_checkpointing": (("none",), "it has one of its own; set neuron.gradient_checkpointing=true instead"),
     "compile": ((False,), "Neuron's own compiler compiles every graph; leave compile false"),
     "on_divergence": (
         ("auto", "stop"),

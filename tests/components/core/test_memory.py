@@ -81,6 +81,8 @@ def test_a_frozen_base_has_no_gradients():
     tuned = estimate_tuning(sizes, Cut(1), rank=16, base_bytes=HALF)
     assert tuned.weights / sizes.parameters == pytest.approx(2, rel=0.02)
     assert tuned.optimizer == 2 * tuned.gradients == MOMENTS * sizes.adapter(16)
+    part = estimate_tuning(sizes, Cut(1, tensor=4, pipeline=2), rank=16, base_bytes=HALF)
+    assert tuned.weights - part.weights == pytest.approx(HALF * sizes.parameters * 7 / 8)
 
 
 def test_a_configuration_that_lacks_a_size_is_refused():

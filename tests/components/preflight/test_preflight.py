@@ -122,6 +122,8 @@ def test_without_credentials_it_is_said_once(lines, aws_environment, monkeypatch
         (2, 0, "warning: credentials: AWS_ACCESS_KEY_ID in the environment expire in 2.0 h"),
         (2, 12, "error: credentials: AWS_ACCESS_KEY_ID in the environment expire in 2.0 h, and the run may take 12 h"),
         (24, 12, ""),
+        (-1, 0, "error: credentials: AWS_ACCESS_KEY_ID in the environment expired 1.0 h ago"),
+        (-1, 12, "error: credentials: AWS_ACCESS_KEY_ID in the environment expired 1.0 h ago"),
     ],
 )
 def test_credentials_that_end_before_the_run(lasts, hours, wanted, s3_uri, lines, monkeypatch):
@@ -133,6 +135,13 @@ def test_credentials_that_end_before_the_run(lasts, hours, wanted, s3_uri, lines
     (line,) = [finding.line for finding in places.check_credentials(config)] or [""]
     assert line.startswith(wanted) and bool(line) == bool(wanted)
     assert not line or "Pod Identity" in line
+
+
+def test_an_end_of_credentials_that_is_no_time_is_a_finding(s3_uri, monkeypatch):
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "token")
+    monkeypatch.setenv("AWS_CREDENTIAL_EXPIRATION", "tomorrow")
+    (finding,) = places.check_credentials(load_config("preflight").decode({"output": s3_uri}))
+    assert finding.line.startswith("error: credentials: AWS_CREDENTIAL_EXPIRATION: ") and "'tomorrow'" in finding.line
 
 
 def test_credentials_that_are_renewed_or_permanent_are_no_finding(s3_uri):
@@ -153,7 +162,6 @@ def test_the_model_against_batch_positions_and_precision(lines):
     ("train", "tune", "words"),
     [
         ({"run_on": on("ml.trn1.32xlarge")}, {}, ["train_fp8 does not run on ml.trn1.32xlarge (AWS Trainium)"]),
-        ({}, {"run_on": on("ml.trn1.32xlarge"), "method": "dora"}, ["DoRA on ml.trn1.32xlarge", "use method lora"]),
         ({"run_on": on("ml.m5.4xlarge"), "device": "cuda"}, {}, ["device cuda", "no CUDA device"]),
     ],
 )
@@ -163,9 +171,42 @@ def test_what_the_device_cannot_do(train, tune, words, lines):
 
 
 def test_hardware_that_can_is_no_finding(lines):
-    found = lines(train={"run_on": on("ml.p5.48xlarge")}, tune={"run_on": on("ml.trn1.32xlarge"),
-                  "global_batch_size": 32}, tune_steps=5, precision="fp8")  # fmt: skip
+    tune = {"run_on": on("ml.trn1.32xlarge"), "global_batch_size": 128, "neuron": {"tensor_parallel": 2}}
+    found = lines(train={"run_on": on("ml.p5.48xlarge")}, tune=tune, tune_steps=5, precision="fp8")
     assert not of(found, " device: ") and not of(found, "error")
+
+
+def tuned_on_trainium(**tune: Any) -> dict[str, Any]:
+    place = {"run_on": on("ml.trn1.32xlarge", nodes=2), "base_dtype": "bfloat16"}
+    return {"tune": {**place, "global_batch_size": 8, "micro_batch_size": 1, **tune},
+            "tune_steps": 5, "preset": "8b", "vocab_size": 65_536, "sequence_length": 8192}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tune", "words"),
+    [
+        ({"neuron": {"tensor_parallel": 7}}, "64 processes do not divide into neuron.tensor_parallel 7"),
+        ({"global_batch_size": 12}, "does not divide into 8 data-parallel ranks"),
+        ({"neuron": {"tensor_parallel": 64}}, "does not divide the model's num_attention_heads 32"),
+        ({"method": "dora"}, "backend optimum_neuron: method='dora'"),
+        ({"activation_checkpointing": "full"}, "set neuron.gradient_checkpointing=true instead"),
+        ({"backend": "torch"}, "backend torch does not reach the NeuronCores of ml.trn1.32xlarge"),
+    ],
+)
+def test_trainium_is_held_to_its_own_layout(tune, words, lines):
+    assert of(lines(**tuned_on_trainium(**tune)), "error: finetune_lora layout", words)
+
+
+def test_memory_of_a_neuron_core_is_for_its_part_of_the_model(lines):
+    found = lines(**tuned_on_trainium(neuron={"gradient_checkpointing": True}))
+    assert not of(found, "finetune_lora layout") and not of(found, "finetune_lora memory")
+    (line,) = of(lines(**tuned_on_trainium()), "finetune_lora memory")
+    assert line.startswith("error:") and "ml.trn1.32xlarge has 16.0 GiB for each" in line
+
+
+def test_a_fault_of_one_step_is_told_of_that_step_alone(lines):
+    (line,) = of(lines(train={"glob_batch": 1}, tune_steps=5), "glob_batch")
+    assert line.startswith("error: train_fp8: ")
 
 
 def test_memory_that_is_too_small_or_close(lines):

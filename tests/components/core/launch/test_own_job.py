@@ -41,10 +41,11 @@ def test_where_it_runs_is_no_part_of_the_work():
     assert here is not None and there is not None and here.name == there.name
 
 
-@pytest.mark.parametrize("setting", ["resources", "node_selector"])
+@pytest.mark.parametrize("setting", ["resources", "node_selector", "affinity", "tolerations"])
 def test_settings_of_the_task_that_would_be_lost_are_refused(setting):
     """KFP gives them to no pod: a step that trains in its own would run without the GPU it was given."""
-    given = config(task_config={setting: {"a": "b"}, "env": [{"name": "A", "value": "1"}]})
+    value = [{"key": "a"}] if setting == "tolerations" else {"a": "b"}
+    given = config(task_config={setting: value, "env": [{"name": "A", "value": "1"}]})
     with pytest.raises(ValueError, match=rf"none of the task's settings \({setting}\).*choose trainjob"):
         own_job("train_fp8", given, image="i")
     assert own_job("train_fp8", config(task_config={"env": [{"name": "A", "value": "1"}]}), image="i") is None

@@ -38,6 +38,7 @@ def layout(tensor: int, pipeline: int = 1) -> Layout:
     ({"modules_to_save": ["lm_head"]}, "corpus", "trained whole", "backend torch"),
     ({"new_tokens": ["<a>"]}, "corpus", "sharded embedding", "backend torch"),
     ({"packing": True}, "corpus", "no mask between rows", "neuron.packing=true"),
+    ({"activation_checkpointing": "full"}, "corpus", "one of its own", "neuron.gradient_checkpointing=true"),
     ({"compile": True}, "corpus", "Neuron's own compiler", "leave compile false"),
     ({"on_divergence": "fallback"}, "corpus", "cannot go back to a checkpoint", "on_divergence=stop"),
     ({}, "shards", "several documents a sequence", "neuron.packing=true"),

@@ -34,14 +34,15 @@ def test_a_job_runs_to_its_end(target, play, api):
     made = one.created()
     assert made["kind"] == one.spelling, "the cluster's own spelling"
     one.run_nodes()
-    api.say(f"{one.name}-worker-0", "[rank0]: crosstrain step=1 total=2 loss=5", "[rank1]: not for the step")
+    worker = f"{one.name}-worker-0"
+    api.say(worker, "the launcher itself", "[rank0]: crosstrain step=1 total=2 loss=5", "[rank1]: not for the step")
     for index in range(2):
         api.end_log(one.end_node(index, 0, reason="Completed"))
     one.condition("Complete" if target == "trainjob" else "Succeeded")
     result = one.result()
     assert result.state == "succeeded" and result.target == target and result.restarts == 0
     assert [(one.node, one.code) for one in result.exits] == [(0, 0), (1, 0)]
-    assert one.shown == ["crosstrain step=1 total=2 loss=5"]
+    assert one.shown == ["the launcher itself", "crosstrain step=1 total=2 loss=5"]
     assert not one.gone(), "a finished job stays, for whoever wants to look"
 
 
@@ -84,6 +85,20 @@ def test_the_first_failing_rank_and_its_last_lines_are_in_the_error(play, api):
     assert error.result.tail[-1] == "RuntimeError: shard 7 is damaged" and "peer is gone" not in str(error)
     assert "2 replicas failed" in error.result.reason
     assert {(one.node, one.rank, one.rank_code) for one in error.result.exits} == {(0, 0, 5), (1, 3, 5)}
+
+
+def test_a_node_between_two_starts_tells_of_the_start_that_failed(play, api):
+    one = play().start()
+    one.created()
+    worker = f"{one.name}-worker-1"
+    api.previous_logs[worker] = [(stamp(), line) for line in TABLE.format(time="2026-01-01_00:00:00").splitlines()]
+    api.say(worker, "[rank3]: of the new start")
+    before = {"terminated": {"exitCode": 1, "startedAt": stamp(-60), "finishedAt": stamp(-5)}}
+    one.pod(1, {"waiting": {"reason": "CrashLoopBackOff"}}, restarts=1, own={"lastState": before})
+    one.condition("Failed")
+    error = one.failure()
+    assert "rank 3 on node 1 ended first, with exit status 5" in str(error)
+    assert error.result.tail[-1] == "RuntimeError: shard 7 is damaged"
 
 
 def test_a_node_killed_for_memory_is_said_so_and_running_peers_are_freed(play, api):

@@ -3,7 +3,7 @@
 import pytest
 
 from crosstrain.components.core.launch import cluster, submit
-from crosstrain.components.core.launch.render import IDENTITY_ANNOTATION
+from crosstrain.components.core.launch.render import IDENTITY_ANNOTATION, render
 
 
 @pytest.fixture
@@ -69,6 +69,16 @@ def test_a_job_that_ran_for_long_is_not_timed_out_on_sight(play, api):
     again = play(timeouts={"start": 100}).start()
     again.condition("Succeeded")
     assert again.result().state == "succeeded"
+
+
+def test_a_job_taken_over_has_no_new_time_to_run(play, api):
+    api.age = 1_000
+    first = play(timeouts={"run": 950}).start()
+    first.created()
+    first.run_nodes(at=-900)
+    again = play(timeouts={"run": 800})
+    api.objects[again.plural][again.name]["metadata"]["annotations"] = render(again.job)["metadata"]["annotations"]
+    assert "not done after 800 s (timeouts.run)" in again.start().failure().result.reason
 
 
 def test_a_job_that_ended_while_nobody_looked_is_taken_as_it_is(play, api):
