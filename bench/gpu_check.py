@@ -8,8 +8,8 @@ and memory; save, load and equal logits; last a verdict. Exit status 0: all held
 GPU, said in one line. It has not been run on a GPU by us: what a CPU can run of it is tested, and nothing it prints
 there is a speed.
 
-MFU counts 6 FLOPs a parameter and token (embedding left out, lm_head not) and 6 x blocks x length x width for causal
-attention, over the device's dense BF16 peak, for fp8 too: so the rows compare as times do.
+MFU is core/flops': what the model needs over the device's dense BF16 peak, for fp8 too, so the rows compare as times
+do.
 """
 
 import argparse
@@ -26,14 +26,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from crosstrain.components.core.batch import loss_sum
+from crosstrain.components.core.flops import Flops, device_peak
 from crosstrain.components.core.precision import Precision, choose
 from crosstrain.components.core.precision.base import BACKENDS
 from crosstrain.components.core.precision.fp8 import Fp8
 from crosstrain.components.core.presets import PRESETS
 
 ARMS = ("bf16", *BACKENDS)
-PEAKS = {"B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "L40S": 362e12, "L4": 121e12}
-"""Dense BF16 FLOP/s by a part of the device's name, the first that fits; NVIDIA's data sheets."""
 LAYER_LIMIT = 0.08
 """Largest relative error (Frobenius) of an fp8 product that passes: two E4M3 operands come to about 0.04."""
 LOSS_LIMIT = 0.05
@@ -224,24 +223,12 @@ def tick(device: torch.device) -> float:
 def cost(model: LlamaForCausalLM, device: torch.device, options: argparse.Namespace, seconds: float) -> Line:
     """Tokens a second, MFU and memory of an arm."""
     speed = (options.steps - WARM_UP) * options.batch * options.length / seconds if seconds else 0.0
-    peak = peak_flops(torch.cuda.get_device_name(device))
+    peak = device_peak(device)
     return {
         "tokens_per_second": round(speed),
-        "mfu": round(speed * flops_per_token(model, options.length) / peak, 4) if peak else None,
+        "mfu": round(speed * Flops.of(model).per_token(options.length) / peak, 4) if peak else None,
         "peak_memory_bytes": torch.cuda.max_memory_allocated(device),
     }
-
-
-def flops_per_token(model: LlamaForCausalLM, length: int) -> float:
-    """FLOPs of forward and backward a token, as the module's docstring counts them."""
-    config = model.config
-    weights = sum(item.numel() for item in model.parameters()) - model.get_input_embeddings().weight.numel()
-    return 6.0 * weights + 6.0 * config.num_hidden_layers * length * config.hidden_size
-
-
-def peak_flops(name: str) -> float | None:
-    """Dense BF16 FLOP/s of a device; None: not in the table."""
-    return next((peak for part, peak in PEAKS.items() if part in name), None)
 
 
 def compare(losses: dict[str, float], arm: str) -> Line:

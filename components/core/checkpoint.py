@@ -36,6 +36,8 @@ from crosstrain.components.core.storage import TEMPORARY, open_store
 log = logging.getLogger(__name__)
 
 NOTES, RANK = "notes", "rank"
+_FOLDER = "step-"
+"""What a checkpoint's folder begins with; the rest of a run's prefix is others'."""
 
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 """One process is no fault."""
@@ -96,9 +98,9 @@ class Checkpoints:
 
     def _complete(self) -> list[int]:
         return sorted(
-            int(folder.removeprefix("step-"))
+            int(folder.removeprefix(_FOLDER))
             for folder, _, name in (entry.key.partition("/") for entry in self._store.list())
-            if name == MANIFEST_NAME
+            if folder.startswith(_FOLDER) and name == MANIFEST_NAME
         )
 
     def save(
@@ -206,7 +208,8 @@ class Checkpoints:
 
     def _clear_torn(self) -> None:
         complete = {_folder(step) for step in self._complete()}
-        for folder in sorted({entry.key.partition("/")[0] for entry in self._store.list()} - complete):
+        found = {entry.key.partition("/")[0] for entry in self._store.list()}
+        for folder in sorted(name for name in found - complete if name.startswith(_FOLDER)):
             log.warning("%s/%s: a save was cut short here; clearing it away", self.uri, folder)
             self._store.delete_prefix(folder)
         if (local := self._store.local_path()) is not None:
@@ -221,7 +224,7 @@ class Checkpoints:
 
 
 def _folder(step: int) -> str:
-    return f"step-{step:08d}"
+    return f"{_FOLDER}{step:08d}"
 
 
 def _pack(values: Mapping[str, Any]) -> torch.Tensor:

@@ -43,6 +43,7 @@ from crosstrain.components.core.stopping import sigterm
 from crosstrain.components.core.training_checkpoint import Parts
 from crosstrain.components.core.training_config import TrainingOptions
 from crosstrain.components.core.training_feed import Feed
+from crosstrain.components.core.training_metrics import Metrics
 from crosstrain.components.core.training_recovery import Recovery
 from crosstrain.components.core.training_state import Dataset, Outcome, Progress
 
@@ -112,6 +113,7 @@ class _Run:
             accept_pads(model)
         recompute(model, options.activation_checkpointing)
         self.progress = Progress()
+        self.metrics = Metrics(checkpoints.uri, model, options, precision, device, world)
         if world.size > 1:
             self.recovery.switch(precision, 0)  # what is sharded is what was converted
             if layout.pipeline == 1 and distributed.group.WORLD is not None:
@@ -127,12 +129,13 @@ class _Run:
         resumed_from = self._start()
         tokens_resumed = self.progress.tokens
         try:
-            while self.progress.step < self.options.steps:
-                self.recovery.enter(self.progress)
-                if reason := self._step():
-                    self.progress = self.recovery.roll_back(reason, self.progress, self._load)
-                else:
-                    self._after_step()
+            with self.metrics:
+                while self.progress.step < self.options.steps:
+                    self.recovery.enter(self.progress)
+                    if reason := self._step():
+                        self.progress = self.recovery.roll_back(reason, self.progress, self._load)
+                    else:
+                        self._after_step()
         finally:
             if self.world.size == 1:
                 self.recovery.leave()
@@ -167,6 +170,7 @@ class _Run:
             self.progress = self._load(saved[-1])
             log.info("resuming at step %d from %s", saved[-1], self.checkpoints.uri)
             return saved[-1]
+        self.metrics.forget(0)
         seed_rank(self.options.seed, 0, self.engine.data_rank)
         if self.recovery.answer != "stop":
             self._save()
@@ -237,8 +241,7 @@ class _Run:
         is_last = step == options.steps
         if is_last or (options.evaluate_every and step % options.evaluate_every == 0):
             self._validate()
-        if is_last or step % options.log_every == 0:
-            self._report()
+        self._report(is_last or step % options.log_every == 0)
         self.recovery.note(self.progress)
         stopping = self.stop.is_set() if self.world.size == 1 else self.stop_agreed
         if is_last or stopping or step % options.checkpoint_every == 0:
@@ -260,27 +263,25 @@ class _Run:
         elif labels:
             self.progress.history[-1]["validation_loss"] = total / labels
 
-    def _report(self) -> None:
+    def _report(self, says: bool) -> None:
+        """Put the step into the run's metrics, and on the log where that is due."""
         row = self.progress.history[-1] if self.progress.history else {}
         if row.get("step") != self.progress.step or not self.world.first:
             return
+        took = self.metrics.add(row, self.step_tokens[-1], self.seconds[-1])
         values = {name: row[name] for name in ("loss", "validation_loss", "grad_norm") if name in row}
-        speed = self.step_tokens[-1] / self.seconds[-1]
-        telemetry.step_line(
-            self.progress.step,
-            self.options.steps,
-            **values,
-            lr=row["learning_rate"],
-            **{self.precision.speed_name: speed},
-        )
+        if says:
+            telemetry.step_line(self.progress.step, self.options.steps, **values, lr=row["learning_rate"], **took)
 
     def _save(self) -> None:
         """Take a checkpoint, unless the guard is suspicious of what it would hold."""
         if self.guard.suspicious:
             log.warning("step %d: the loss is suspicious; no checkpoint now", self.progress.step)
             return
+        self.metrics.flush()
         self.parts.save(self.checkpoints, self.progress)
 
     def _load(self, step: int) -> Progress:
         """Put everything where the checkpoint of `step` has it; the progress then."""
+        self.metrics.forget(step)
         return self.parts.load(self.checkpoints, step)

@@ -61,6 +61,11 @@ class TrainingOptions(DataParallelOptions):
     cache_bytes: Annotated[int, Field(ge=0, json_schema_extra={"role": RUNTIME})] = 0
     """Local disk, in bytes, for each split's shards out of object storage; those used longest ago go first. 0: no
     limit."""
+    tensorboard: Annotated[bool, Field(json_schema_extra={"role": RUNTIME})] = False
+    """Write TensorBoard's event files into the run's state, beside the JSON lines that are always there; needs the
+    package tensorboard."""
+    device_peak_tflops: Annotated[float, Field(ge=0, json_schema_extra={"role": RUNTIME})] = 0.0
+    """Dense BF16 TFLOP/s of a device, which MFU is a fraction of; 0: as the table core/peaks.yaml has it."""
     threads: NonNegativeInt = 0
     """CPU threads; 0: torch's own choice, which OMP_NUM_THREADS sets. The same bits need the same number."""
     compile: bool = False

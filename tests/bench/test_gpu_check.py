@@ -57,13 +57,3 @@ def test_layer_errors_are_those_of_fp8_and_a_wrong_product_fails(recipe, monkeyp
 def test_an_arm_far_from_bf16_fails():
     assert not gpu_check.compare({"bf16": 3.0, "current": 3.3}, "current")["passed"]
     assert gpu_check.compare({"bf16": 3.0, "current": 3.03}, "current") == {"loss_gap_percent": 1.0, "passed": True}
-
-
-def test_mfu_is_the_formula_that_is_stated():
-    model = gpu_check.make_model(CONFIG, CPU)
-    block = 4 * 128 * 128 + 3 * 128 * 256 + 2 * 128
-    weights = 2 * block + 128 + 128 * gpu_check.VOCABULARY
-    assert gpu_check.flops_per_token(model, 64) == 6 * weights + 6 * 2 * 64 * 128
-    assert gpu_check.peak_flops("NVIDIA H100 80GB HBM3") == 989e12
-    assert gpu_check.peak_flops("NVIDIA H100 PCIe") == 756e12
-    assert gpu_check.peak_flops("Tesla T4") is None

@@ -28,6 +28,10 @@ class Trained:
     weights: dict[str, torch.Tensor]
     state: Path
     stalls: list[float] = field(default_factory=list)
+    scales: list[dict[str, list[float]]] = field(default_factory=list)
+    """Delayed fp8 scales, of each rank."""
+    events: list[list[dict[str, Any]]] = field(default_factory=list)
+    """Decisions of the guard, of each rank."""
 
     def values(self, name: str) -> list[float]:
         """One column of the history, where a row has it."""
