@@ -24,13 +24,15 @@ _DESCRIPTION = "crosstrain run file"
 
 def main(arguments: argparse.Namespace) -> int:
     """Apply a folder; 0: all is as declared, 2: a file was refused, 75: try again."""
-    files = run_file.read_folder(arguments.folder)
+    files, refused = run_file.read_folder(arguments.folder)
     known = _known_pipelines(arguments.pipeline)
     ledger = Ledger(arguments.ledger, arguments.take_over_after)
     if not arguments.dry_run:
         ledger.check()
     submitter = Submitter(open_api(arguments), ledger, known, arguments)
-    status = 0
+    for line in refused:
+        print(f"error: {line}", file=sys.stderr, flush=True)
+    status = 2 if refused else 0
     for path, file in files.items():
         try:
             outcome = submitter.plan(file) if arguments.dry_run else submitter.apply(file)

@@ -120,12 +120,13 @@ def read(path: Path) -> RunFile:
     return RunFile.decode(loaded, where=str(path))
 
 
-def read_folder(folder: Path) -> dict[Path, RunFile]:
-    """Every run file of a folder, fit for a cluster, by path.
+def read_folder(folder: Path) -> tuple[dict[Path, RunFile], list[str]]:
+    """Every run file of a folder that is fit for a cluster, by path, and what is wrong with the others, a line each.
+
+    A file is refused alone: it is wrong or lacks what a cluster needs. Files of one name are all refused.
 
     Raises:
         FileNotFoundError: there is no such folder, or no run file in it.
-        ValueError: a file is wrong or lacks what a cluster needs, or two files have one name.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder of run files")
@@ -136,17 +137,28 @@ def read_folder(folder: Path) -> dict[Path, RunFile]:
     )
     if not paths:
         raise FileNotFoundError(f"{folder}: holds no run file (*.yaml)")
-    files = {path: read(path) for path in paths}
-    names: dict[str, Path] = {}
-    for path, file in files.items():
-        for member in ("name", "experiment", "pipelineVersion"):
-            if not getattr(file, member):
-                hint = "; `crosstrain compile --versions` prints it" if member == "pipelineVersion" else ""
-                raise ValueError(f"{path}: {member} is missing{hint}")
-        if file.name in names:
-            raise ValueError(f"{path}: the name {file.name!r} is taken by {names[file.name]}")
-        names[file.name] = path
-    return files
+    files: dict[Path, RunFile] = {}
+    refused: list[str] = []
+    for path in paths:
+        try:
+            files[path] = _complete(path)
+        except (ValueError, OSError) as error:
+            refused.append(str(error))
+    for path, file in tuple(files.items()):
+        others = [str(other) for other in files if other != path and files[other].name == file.name]
+        if others:
+            refused.append(f"{path}: the name {file.name!r} is also that of {', '.join(others)}")
+    names = [file.name for file in files.values()]
+    return {path: file for path, file in files.items() if names.count(file.name) == 1}, refused
+
+
+def _complete(path: Path) -> RunFile:
+    file = read(path)
+    for member in ("name", "experiment", "pipelineVersion"):
+        if not getattr(file, member):
+            hint = "; `crosstrain compile --versions` prints it" if member == "pipelineVersion" else ""
+            raise ValueError(f"{path}: {member} is missing{hint}")
+    return file
 
 
 def nearest(name: str, known: Collection[str]) -> str:

@@ -1,6 +1,7 @@
 """`crosstrain status`: what became of each run file of a folder, by ledger and server. Reads only."""
 
 import argparse
+import sys
 
 from crosstrain.pipelines import run_file
 from crosstrain.pipelines.connect import open_api
@@ -11,13 +12,15 @@ from crosstrain.pipelines.run_file import RunFile
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print one line a file: display name, state, id."""
-    files = run_file.read_folder(arguments.folder)
+    """Print one line a file: display name, state, id; 2: a file is wrong."""
+    files, refused = run_file.read_folder(arguments.folder)
     ledger, api = Ledger(arguments.ledger, arguments.take_over_after), open_api(arguments)
     for file in files.values():
         state, found = describe(file, api, ledger)
         print(f"{file.display_name(api.identity):<40} {state:<24} {found}".rstrip())
-    return 0
+    for line in refused:
+        print(f"error: {line}", file=sys.stderr)
+    return 2 if refused else 0
 
 
 def describe(file: RunFile, api: Api, ledger: Ledger) -> tuple[str, str]:

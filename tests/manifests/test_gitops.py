@@ -164,10 +164,12 @@ def test_the_run_file_is_read_out_of_the_config_map(build: Build, tmp_path: Path
     for name, text in data.items():
         (version / name).write_text(text)
         (tmp_path / name).symlink_to(Path("..data") / name)
-    ((path, file),) = run_file.read_folder(tmp_path).items()
+    files, refused = run_file.read_folder(tmp_path)
+    ((path, file),) = files.items()
+    assert refused == []
     assert (path.name, file.name) == ("support.yaml", "support")
     assert file.pipeline_name == "finetune"
-    assert run_file.read_folder(GITOPS / EXAMPLE).keys() == {GITOPS / EXAMPLE / "support.yaml"}
+    assert run_file.read_folder(GITOPS / EXAMPLE)[0].keys() == {GITOPS / EXAMPLE / "support.yaml"}
 
 
 def test_the_run_fits_the_pipeline_it_names() -> None:

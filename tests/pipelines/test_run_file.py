@@ -88,14 +88,17 @@ def test_a_folder_of_run_files(tmp_path: Path) -> None:
         run_file.read_folder(tmp_path)
     (tmp_path / "b.yaml").write_text(GOOD)
     (tmp_path / "kustomization.txt").write_text("not one")
-    assert [path.name for path in run_file.read_folder(tmp_path)] == ["b.yaml"]
+    files, refused = run_file.read_folder(tmp_path)
+    assert [path.name for path in files] == ["b.yaml"] and refused == []
     (tmp_path / "c.yml").write_text(GOOD)
-    with pytest.raises(ValueError, match=r"c\.yml: the name 'one' is taken by .*b\.yaml"):
-        run_file.read_folder(tmp_path)
-    for member in ("experiment", "pipelineVersion"):
-        (tmp_path / "c.yml").write_text(re.sub(f"{member}: .*\n", "", GOOD.replace("one", "two")))
-        with pytest.raises(ValueError, match=rf"c\.yml: {member} is missing"):
-            run_file.read_folder(tmp_path)
+    files, refused = run_file.read_folder(tmp_path)
+    assert files == {} and len(refused) == 2, "neither is the one that was meant"
+    assert re.search(r"c\.yml: the name 'one' is also that of .*b\.yaml", refused[1])
+    wrong = [re.sub(f"{member}: .*\n", "", GOOD) for member in ("experiment", "pipelineVersion")]
+    for text in (*wrong, GOOD + "atempt: 2\n", "parameters: [", "\x00"):
+        (tmp_path / "c.yml").write_text(text)
+        files, (line,) = run_file.read_folder(tmp_path)
+        assert [path.name for path in files] == ["b.yaml"] and line.startswith(f"{tmp_path / 'c.yml'}: ")
     with pytest.raises(FileNotFoundError, match="no such folder"):
         run_file.read_folder(tmp_path / "none")
 

@@ -137,16 +137,22 @@ def test_a_refused_run_gives_its_claim_up_and_a_lost_answer_does_not(apply: Appl
     assert apply("--take-over-after", "0").returncode == 0 and len(kfp.runs) == 2
 
 
-def test_one_wrong_file_keeps_no_other_back(apply: Apply, kfp: Any, runs: Path) -> None:
+def test_one_wrong_file_keeps_no_other_back(
+    apply: Apply, kfp: Any, runs: Path, crosstrain: Any, arguments: list[str]
+) -> None:
     wrong = write(runs, name="a")
     wrong.write_text(wrong.read_text().replace("seed", "sede"))
     unknown = write(runs, name="b")
     unknown.write_text(unknown.read_text().replace("pipelineVersion: pretrain-", "pipelineVersion: a-"))
+    (runs / "c.yaml").write_text("name: c\natempt: 2\n")
     done = apply()
     assert done.returncode == 2 and len(kfp.runs) == 1
-    first, second = done.stderr.splitlines()
+    unread, first, second = done.stderr.splitlines()
+    assert "c.yaml: unknown key 'atempt'; did you mean 'attempt'?" in unread
     assert "a.yaml: pretrain-finetune: unknown parameter 'sede'; did you mean 'seed'?" in first
     assert "neither on the server nor in this crosstrain" in second
+    told = crosstrain("status", *arguments)
+    assert told.returncode == 2 and "pending" in told.stdout and told.stderr == f"{unread}\n"
 
 
 def test_a_changed_schedule_is_swapped(
