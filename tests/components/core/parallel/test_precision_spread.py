@@ -6,9 +6,9 @@ that sums in another order turn some roundings. Delayed scales are of a whole st
 
 import pytest
 
-ONE_SEQUENCE = {"micro_batch_size": 1, "steps": 8}
+ONE_SEQUENCE = {"micro_batch_size": 1, "steps": 4}
 FP8 = {"precision": "fp8", "layout": {}, "tied": True, "options": ONE_SEQUENCE}
-DELAYED = {**FP8, "recipe": "delayed", "options": {"micro_batch_size": 8, "steps": 8}}
+DELAYED = {**FP8, "recipe": "delayed", "options": {"micro_batch_size": 8, "steps": 6}}
 GUARDED = {"steps": 10, "checkpoint_every": 4, "micro_batch_size": 1, "fallback_steps": 2}
 FALLBACK = {**FP8, "samples": 160, "fault": "once", "options": {**GUARDED, "on_divergence": "auto"}}
 SKIP = {"layout": {}, "samples": 160, "fault": "always", "options": {**GUARDED, "on_divergence": "skip"}}
@@ -41,7 +41,7 @@ def two(start):
 def test_fp8_trains_as_in_one_process(one, two, layout):
     found = two[f"fp8, {layout}"]
     assert found.values("loss") == pytest.approx(one["fp8"].values("loss"), rel=2e-3)
-    assert found.values("loss") != pytest.approx(two["plain"].values("loss") + [0] * 4, rel=1e-5)
+    assert found.values("loss") != pytest.approx(two["plain"].values("loss"), rel=1e-5)
 
 
 @pytest.mark.slow
