@@ -5,11 +5,13 @@ import os
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from crosstrain.components.core.artifact import Artifact
+from crosstrain.components.core.launch.instances import load_instances
 from crosstrain.components.core.step import execute, load_config
 from crosstrain.components.preflight import machines, places
 from crosstrain.components.preflight.program import check
@@ -227,6 +229,20 @@ def test_memory_of_this_machine(lines, monkeypatch):
     assert line.startswith("error:") and "this machine has 1.0 GiB" in line
 
 
+def test_a_containers_limit_is_its_memory(monkeypatch, tmp_path):
+    (tmp_path / "limit").write_text("1000\n")
+    monkeypatch.setattr(machines, "CGROUP_LIMITS", (str(tmp_path / "limit"), str(tmp_path / "none")))
+    assert machines._machine_bytes() == 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "processes", "gib"), [("m5.4xlarge", 2, 32), ("p5.48xlarge", 8, 80), ("p5.48xlarge", 2, 80)]
+)
+def test_a_process_has_its_part_of_the_nodes_memory(name, processes, gib):
+    training = SimpleNamespace(processes=processes, run_on=SimpleNamespace(nodes=1))
+    assert machines._device_bytes(load_instances("").find(name), training) == gib * 2**30
+
+
 def test_memory_is_not_guessed(lines, monkeypatch):
     (line,) = of(lines(vocab_size=0, sequence_length=0), "not checked: train_fp8 memory")
     assert "its vocabulary and sequence_length not known before the run" in line
@@ -247,8 +263,6 @@ def test_a_model_to_tune_is_read_from_where_it_lies(lines, save_model, tmp_path)
 
 
 def test_disks_that_are_too_small(lines, monkeypatch, tmp_path):
-    from types import SimpleNamespace
-
     monkeypatch.setattr(places.shutil, "disk_usage", lambda folder: SimpleNamespace(free=10_000_000))
     found = of(lines(), "error: train_fp8 disk")
     assert len(found) == 2 and "GiB free; free some" in found[0]
