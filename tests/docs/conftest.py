@@ -55,4 +55,5 @@ def without_kfp(tmp_path: Path) -> dict[str, str]:
         package = tmp_path / "blocked" / name
         package.mkdir(parents=True)
         (package / "__init__.py").write_text(f'raise ModuleNotFoundError("No module named {name!r}", name="{name}")\n')
-    return {**os.environ, "PYTHONPATH": str(tmp_path / "blocked"), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join(filter(None, [str(tmp_path / "blocked"), os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
