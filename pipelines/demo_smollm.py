@@ -85,7 +85,7 @@ def write_model(folder: Path) -> None:
         ValueError: the packages of the extra `smollm` are not installed.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     package = importlib.util.find_spec(GGUF_PACKAGE)
     if package is None or package.origin is None or importlib.util.find_spec("gguf") is None:
@@ -98,6 +98,7 @@ def write_model(folder: Path) -> None:
     config = loaded.config
     del config.quantization_config  # the weights in memory are plain numbers, which save_pretrained does not know
     config._name_or_path = ""
+    assert isinstance(config, LlamaConfig)
     model = LlamaForCausalLM(config)
     model.load_state_dict(loaded.state_dict())
     model.tie_weights()
@@ -118,7 +119,7 @@ def prepare(folder: Path) -> None:
     rows = gather()
     kept = [row for row in rows if not row.held_out]
     chats = [[*row.messages(), {"role": "assistant", "content": row.answer}] for row in kept]
-    texts = [tokenizer.apply_chat_template(chat, tokenize=False).rstrip("\n") for chat in chats]
+    texts = [str(tokenizer.apply_chat_template(chat, tokenize=False)).rstrip("\n") for chat in chats]
     _write_lines(folder / "train.jsonl", [{"text": text} for text in texts])
     _write_lines(folder / "held_out.jsonl", [asdict(row) for row in rows if row.held_out])
     print(f"{folder}: {len(kept)} questions to learn from, {len(rows) - len(kept)} held out")

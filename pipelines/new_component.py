@@ -62,7 +62,7 @@ def package_of(folder: Path) -> str:
     Raises:
         ValueError: it is none.
     """
-    names = []
+    names: list[str] = []
     here = folder.resolve()
     while (here / "__init__.py").is_file():
         names.insert(0, here.name)
