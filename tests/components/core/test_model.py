@@ -1,10 +1,12 @@
 """Models: shapes, and artifacts that are plain Hugging Face folders."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from crosstrain.components.core import model as models
 from crosstrain.components.core.artifact import ArtifactWriter
@@ -114,3 +116,22 @@ def test_what_is_saved_loads_with_equal_logits(tmp_path, tied, dtype):
     loaded = models.load_model(artifact, dtype)
     assert loaded.dtype == dtype and torch.equal(loaded(input_ids=ids).logits, wanted)
     assert json.loads(artifact.read("config.json"))["tie_word_embeddings"] is tied
+
+
+def test_a_model_in_several_files_loads_with_equal_logits(tmp_path, monkeypatch):
+    monkeypatch.setattr(models, "SHARD_SIZE", 20_000)
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    model = models.build_model(config, 0, CPU).eval()
+    with ArtifactWriter(str(tmp_path / "model")) as writer:
+        models.add_model(writer, model, torch.float32)
+        folder = Path(shutil.copytree(tmp_path / "model", tmp_path / "plain"))
+    files = sorted(path.name for path in folder.glob("*.safetensors"))
+    assert len(files) > 2 and files[0] == f"model-00001-of-{len(files):05d}.safetensors"
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"].values()) == set(files)
+    ids = torch.arange(24)[None]
+    loaded = LlamaForCausalLM.from_pretrained(folder)
+    assert torch.equal(loaded(input_ids=ids).logits, model(input_ids=ids).logits)
