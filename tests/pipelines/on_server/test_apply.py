@@ -124,6 +124,26 @@ def test_a_submitter_killed_over_its_claim_is_recovered(
     assert apply().returncode == 0 and len(kfp.runs) == 1
 
 
+def test_a_run_that_appears_while_its_claim_is_taken_is_not_made_again(
+    kfp: Any, arguments: list[str], runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The former owner's request was still on its way when we looked for its run."""
+    from crosstrain.pipelines.cli import main
+    from crosstrain.pipelines.ledger import Ledger
+
+    name, claim = read(runs / "one.yaml").display_name(""), Ledger.claim
+
+    def late(ledger: Ledger, *given: Any) -> Any:
+        kfp._insert("runs", "run_id", {"display_name": name, "state": "RUNNING"})
+        return claim(ledger, *given)
+
+    monkeypatch.setattr(Ledger, "claim", late)
+    with pytest.raises(SystemExit) as ended:
+        main(["apply", *arguments])
+    assert ended.value.code == 0 and len(kfp.runs) == 1
+    assert receipts(arguments)[0]["id"] == kfp.runs[0]["run_id"]
+
+
 def test_a_refused_run_gives_its_claim_up_and_a_lost_answer_does_not(apply: Apply, kfp: Any, runs: Path) -> None:
     kfp.faults["POST", "/runs"] = (403, b'{"message": "no"}')
     assert apply().returncode == 2
