@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,30 +81,18 @@ def bench_tokenize(work: Path, corpus: Path, peer_bytes: int, rounds: int, worke
         shutil.rmtree(out)
         return cost
 
-    def rates(arm: str, source: Path, times: int) -> dict[str, Any]:
-        start = once(arm, single)
-        costs = [once(arm, source) for _ in range(times)]
-        cpu = statistics.median(cost.cpu_seconds for cost in costs)
-        wall = statistics.median(cost.seconds for cost in costs)
-        tokens = costs[0].output["tokens"]
-        return {
-            "arm": arm,
-            "tokens": tokens,
-            "tokens_per_second": tokens / wall,
-            "tokens_per_cpu_second": tokens / cpu,
-            "steady_tokens_per_second": tokens / max(wall - start.seconds, 1e-9),
-            "steady_tokens_per_cpu_second": tokens / max(cpu - start.cpu_seconds, 1e-9),
-            "seconds": wall,
-            "cpu_seconds": cpu,
-            "start_cpu_seconds": start.cpu_seconds,
-            "peak_bytes": max(cost.peak_bytes for cost in costs),
-            "peak_worker_bytes": max(cost.peak_worker_bytes for cost in costs),
-        }
+    def rates(arms: Sequence[str], source: Path, times: int) -> list[dict[str, Any]]:
+        """Figures of some arms, which take turns, each run beside one over a single document: its start-up."""
+        pairs: dict[str, list[tuple[Cost, Cost]]] = {arm: [] for arm in arms}
+        for number in range(times):
+            for arm in (*arms[number % len(arms) :], *arms[: number % len(arms)]):
+                pairs[arm].append((once(arm, single), once(arm, source)))
+        return [_rates(arm, found) for arm, found in pairs.items()]
 
-    whole = [rates(arm, corpus, rounds) for arm in (*tokenizing.OURS, "floor", "floor_processes")]
+    whole = rates((*tokenizing.OURS, "floor", "floor_processes"), corpus, rounds)
     counts = {line["tokens"] for line in whole}
     assert len(counts) == 1, f"arms made different numbers of ids: {counts}"
-    peers = [rates(arm, share, 1) for arm in ("floor_reference", *tokenizing.PEERS)]
+    peers = rates(("floor_reference", *tokenizing.PEERS), share, 1)
     ours = whole[0]
     for line in (*whole, *peers):
         ratios = {
@@ -112,6 +101,29 @@ def bench_tokenize(work: Path, corpus: Path, peer_bytes: int, rounds: int, worke
             "ratio_wall": ours["tokens_per_second"] / line["tokens_per_second"],
         }
         report(what="tokenize", load=round(os.getloadavg()[0], 2), **line, **ratios)
+
+
+def _rates(arm: str, pairs: list[tuple[Cost, Cost]]) -> dict[str, Any]:
+    """One arm's medians, from the costs of its start-up and of its work."""
+    cpu, wall = (statistics.median(getattr(cost, name) for _, cost in pairs) for name in ("cpu_seconds", "seconds"))
+    start_cpu, start_wall = (
+        statistics.median(getattr(start, name) for start, _ in pairs) for name in ("cpu_seconds", "seconds")
+    )
+    tokens = pairs[0][1].output["tokens"]
+    return {
+        "arm": arm,
+        "tokens": tokens,
+        "tokens_per_second": tokens / wall,
+        "tokens_per_cpu_second": tokens / cpu,
+        "steady_tokens_per_second": tokens / max(wall - start_wall, 1e-9),
+        "steady_tokens_per_cpu_second": tokens / max(cpu - start_cpu, 1e-9),
+        "seconds": wall,
+        "cpu_seconds": cpu,
+        "start_seconds": start_wall,
+        "start_cpu_seconds": start_cpu,
+        "peak_bytes": max(cost.peak_bytes for _, cost in pairs),
+        "peak_worker_bytes": max(cost.peak_worker_bytes for _, cost in pairs),
+    }
 
 
 def bench_read(work: Path, corpus: Path, samples: int) -> None:

@@ -77,6 +77,15 @@ def test_a_resumed_run_ends_with_the_same_bytes(model, corpus, finetune, pairs, 
     assert resumed.artifact.manifest.sha256 == whole.manifest.sha256
 
 
+def test_shards_come_with_the_bound_on_local_disk_which_is_no_part_of_the_work(model, shards, finetune) -> None:
+    data = shards(model)
+    values = {"model": model.uri, "data": data.uri, "output": "out"}
+    config = load_config("finetune_lora").decode({**values, "cache_bytes": 10})
+    assert config.options() == load_config("finetune_lora").decode(values).options()
+    with pytest.raises(ValueError, match="a cache of 10 bytes does not hold its largest shard"):
+        finetune(model, data, cache_bytes=10)
+
+
 def test_shards_are_trained_on_and_their_validation_split_measured(model, shards, finetune) -> None:
     result = finetune(model, shards(model), steps=20, evaluate_every=5)
     log = [json.loads(line) for line in result.artifact.read("training_log.jsonl").splitlines()]
