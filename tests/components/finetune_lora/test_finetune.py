@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from crosstrain.components.core.artifact import Artifact
 from crosstrain.components.core.step import execute, load_config
+from crosstrain.components.core.storage import open_store
 from crosstrain.components.finetune_lora import adapter as adapters
 
 
@@ -77,8 +78,12 @@ def test_a_resumed_run_ends_with_the_same_bytes(model, corpus, finetune, pairs, 
     assert resumed.artifact.manifest.sha256 == whole.manifest.sha256
 
 
-def test_shards_come_with_the_bound_on_local_disk_which_is_no_part_of_the_work(model, shards, finetune) -> None:
-    data = shards(model)
+def test_shards_come_with_the_bound_on_local_disk_which_is_no_part_of_the_work(model, shards, finetune, s3_uri) -> None:
+    made, store = Path(shards(model).uri), open_store(s3_uri)
+    for path in made.rglob("*"):
+        if path.is_file():
+            store.upload(path, path.relative_to(made).as_posix())
+    data = Artifact.open(s3_uri)
     values = {"model": model.uri, "data": data.uri, "output": "out"}
     config = load_config("finetune_lora").decode({**values, "cache_bytes": 10})
     assert config.options() == load_config("finetune_lora").decode(values).options()

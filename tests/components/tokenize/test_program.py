@@ -18,6 +18,7 @@ from crosstrain.components.core.step import RECORD_NAME, load_config
 from crosstrain.components.core.storage import open_store
 from crosstrain.components.core.tokenizer import load_tokenizer
 from crosstrain.components.core.workers import count_workers
+from crosstrain.components.tokenize import program
 
 Take = Callable[..., str]
 Tokenize = Callable[..., Artifact]
@@ -43,6 +44,17 @@ def test_the_output_does_not_depend_on_workers_or_place(take: Take, tokenize: To
     assert len(alone.facts.parts) > 2
     assert contents(tokenize(corpus, workers=3, **options)) == contents(alone)
     assert contents(tokenize(corpus, output=f"{s3_uri}/tokens", **options)) == contents(alone)
+
+
+def test_the_order_in_which_units_end_does_not_matter(
+    take: Take, tokenize: Tokenize, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = take({"a.jsonl": jsonl(60)})
+    expected = tokenize(corpus, unit_bytes=4096)
+    assert len(expected.facts.parts) > 2
+    real = program.do_units
+    monkeypatch.setattr(program, "do_units", lambda *given: reversed(list(real(*given))))
+    assert contents(tokenize(corpus, unit_bytes=4096)) == contents(expected)
 
 
 def test_a_corpus_and_a_tokenizer_are_read_from_object_storage(
