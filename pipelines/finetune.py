@@ -32,7 +32,8 @@ def finetune(
     """Fine-tune a Hugging Face Llama with LoRA or DoRA, merge the adapter, prove the merge and evaluate it.
 
     Args:
-        model: Model to start from: a Hugging Face folder or s3:// prefix with safetensors and its tokenizer.
+        model: Model to start from: a Hugging Face folder or s3:// prefix with safetensors and its tokenizer, or
+            hf://organization/name@commit.
         corpus: Text to tune on: a file, folder or s3:// prefix of JSONL (field "text"), Parquet or plain text.
         sequence_length: Tokens a training sample; at most the model's own maximum.
         method: lora or dora.

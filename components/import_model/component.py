@@ -12,11 +12,12 @@ def import_model(
     metrics: dsl.Output[dsl.Metrics],
     config: dict = {},  # noqa: B006
 ) -> None:
-    """Take a plain Hugging Face model folder or prefix in, by reference: check it, hash it, write its manifest.
+    """Take a plain Hugging Face model folder, prefix or hub id in: check it, hash it, write its manifest.
 
     Args:
-        source: Folder or prefix (path, s3://, minio://) with config.json and safetensors weights.
-        model: Model artifact whose files stay at the source.
+        source: Folder or prefix (path, s3://, minio://) with config.json and safetensors weights, or
+            hf://organization/name@commit, which is copied.
+        model: Model artifact whose files stay at the source, if that is a folder or prefix.
         metrics: Parameters, files, bytes and hashing speed.
         config: Further options of this step, or a mapping of component to options.
     """

@@ -1,4 +1,4 @@
-"""Take a Hugging Face folder in as a model artifact, by reference.
+"""Take a Hugging Face folder in as a model artifact, by reference; a model of the hub is copied.
 
 Facts come from config.json and the safetensors headers alone: no weight is loaded and torch is not imported.
 What a later step could only trip over is refused here: weights that need pickle, missing shards, torn files,
@@ -12,7 +12,8 @@ import time
 from collections import Counter
 from typing import Any
 
-from crosstrain.components.core.artifact import ArtifactWriter, commit_manifest, hash_file
+from crosstrain.components.core.artifact import Artifact, ArtifactWriter, commit_manifest, hash_file
+from crosstrain.components.core.hub import SCHEME, download, read_address
 from crosstrain.components.core.manifest import File, Manifest, ModelFacts
 from crosstrain.components.core.step import Result
 from crosstrain.components.core.storage import Store, open_store
@@ -57,9 +58,26 @@ def run(config: Config) -> Result:
 
     Raises:
         FileNotFoundError: no config.json, no weights, or a shard that the index names is missing.
-        ValueError: the weights are pickled, torn or quantised, or the architecture is not supported.
+        ValueError: the weights are pickled, torn or quantised, the architecture is not supported, or a model of the hub
+            is named without its commit.
+        PermissionError, ConnectionError: the hub refuses, or is not reached.
     """
     started = time.perf_counter()
+    artifact = _copy(config) if config.source.startswith(SCHEME) else _refer(config)
+    size = sum(file.bytes for file in artifact.manifest.files)
+    return Result(
+        artifact,
+        {
+            "parameters": artifact.facts.parameters,
+            "files": len(artifact.manifest.files),
+            "bytes": size,
+            "bytes_per_second": size / (time.perf_counter() - started),
+        },
+    )
+
+
+def _refer(config: Config) -> Artifact:
+    """The manifest of a folder whose files stay where they are."""
     source = open_store(config.source)
     settings = read_config(source)
     tensors = _read_tensors(source)
@@ -74,17 +92,24 @@ def run(config: Config) -> Result:
             inputs={},
             base=source.uri,
         )
-        artifact = commit_manifest(out.store, manifest)
-    size = sum(file.bytes for file in files)
-    return Result(
-        artifact,
-        {
-            "parameters": facts.parameters,
-            "files": len(files),
-            "bytes": size,
-            "bytes_per_second": size / (time.perf_counter() - started),
-        },
-    )
+        return commit_manifest(out.store, manifest)
+
+
+def _copy(config: Config) -> Artifact:
+    """A commit of a model of the hub, copied; config.json is judged before a weight is fetched."""
+    model = read_address(config.source)
+    with ArtifactWriter(config.output) as out:
+        for name, wanted in (("config", ["config.json"]), ("model", [*SIDE_FILES, "*.safetensors"])):
+            download(model, out.staging / name, wanted)
+            source = open_store(str(out.staging / name))
+            source.uri = model.address  # what messages name
+            settings = read_config(source)
+        tensors = _read_tensors(source)
+        hashes = {path: _hash(source, path).sha256 for path in ["tokenizer.json"] if source.exists(path)}
+        facts = model_facts(source, settings, tensors, hashes)
+        for path in _listing(source):
+            out.add(out.staging / "model" / path, path)
+        return out.commit("import_model", facts, config.options() | {"source": model.address}, {})
 
 
 def read_config(source: Store) -> dict[str, Any]:

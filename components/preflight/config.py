@@ -24,7 +24,8 @@ class Config(Base):
     tuning_corpus: Source = ""
     """Text of the domain to tune for."""
     model: Source = ""
-    """Model that is fine-tuned: a Hugging Face folder or prefix; empty: the one that the run trains."""
+    """Model that is fine-tuned: a Hugging Face folder or prefix, or hf://organization/name@commit; empty: the one that
+    the run trains."""
     state: StateURI = ""
     """Prefix for checkpoints."""
     preset: str = ""

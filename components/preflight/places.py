@@ -11,6 +11,7 @@ from pathlib import Path
 
 from crosstrain.components.core.credentials import find_credentials
 from crosstrain.components.core.findings import Finding, error, not_checked, warning
+from crosstrain.components.core.hub import SCHEME, download, read_address
 from crosstrain.components.core.memory import FP32, GIB, MOMENTS, Shape
 from crosstrain.components.core.storage import Store, open_store
 from crosstrain.components.preflight.config import Config
@@ -36,6 +37,10 @@ def check_storage(config: Config, credentials: bool) -> list[Finding]:
         if uri.startswith(REMOTE) and not credentials:
             return [not_checked(where, "there are no credentials")]
         try:
+            if uri.startswith(SCHEME):
+                with tempfile.TemporaryDirectory() as scratch:
+                    download(read_address(uri), Path(scratch) / "model", ["config.json"])
+                return []
             store = open_store(uri)
             return list(_probe(store, where) if written else _look(store, uri, where))
         except (OSError, ValueError) as fault:

@@ -1,14 +1,17 @@
 """What a run is going to train, and where: read from its parameters as the steps themselves will read them."""
 
 import json
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from crosstrain.components.core.config import INPUT, OUTPUT, plain_type
 from crosstrain.components.core.findings import Finding, error
+from crosstrain.components.core.hub import SCHEME, download, read_address
 from crosstrain.components.core.launch.instances import Instance, load_instances
 from crosstrain.components.core.launch.job import Job, RunOn
 from crosstrain.components.core.launch.plan import processes_per_node
@@ -113,7 +116,12 @@ def _base_shape(config: Config) -> Mapping[str, Any]:
 def _read_model(uri: str) -> Mapping[str, Any]:
     """A model's config.json; what is not there, the storage checks tell."""
     try:
-        found = json.loads(open_store(uri).read("config.json"))
+        if uri.startswith(SCHEME):
+            with tempfile.TemporaryDirectory() as scratch:
+                download(read_address(uri), Path(scratch) / "model", ["config.json"])
+                found = json.loads((Path(scratch) / "model/config.json").read_bytes())
+        else:
+            found = json.loads(open_store(uri).read("config.json"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
