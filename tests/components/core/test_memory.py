@@ -76,6 +76,17 @@ def test_recomputing_keeps_less():
     assert kept[0] > 1.2 * kept[1] and kept[1] > 3 * kept[2]
 
 
+@pytest.mark.parametrize(("half", "bytes_of_a_logit"), [(True, 2 + 4 + 4), (False, 4 + 4 + 4)])
+def test_logits_their_copy_and_gradient_are_held_once_and_blocks_for_each_pass_in_flight(half, bytes_of_a_logit):
+    def activations(vocab: int, in_flight: int) -> float:
+        return estimate_training(shape("tiny", vocab), Cut(100, in_flight=in_flight), half).activations
+
+    logits = activations(2000, 1) - activations(1000, 1)
+    assert logits == 100 * 1000 * bytes_of_a_logit
+    blocks = activations(1000, 1) - logits
+    assert activations(1000, 3) == pytest.approx(3 * blocks + logits)
+
+
 def test_a_frozen_base_has_no_gradients():
     sizes = shape("8b", 128_256)
     tuned = estimate_tuning(sizes, Cut(1), rank=16, base_bytes=HALF)

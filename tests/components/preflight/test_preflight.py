@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from crosstrain.components.core.artifact import Artifact
 from crosstrain.components.core.launch.instances import load_instances
+from crosstrain.components.core.presets import PRESETS
 from crosstrain.components.core.step import execute, load_config
 from crosstrain.components.preflight import machines, places
 from crosstrain.components.preflight.program import check
@@ -221,6 +223,36 @@ def test_memory_that_is_too_small_or_close(lines):
     assert line.startswith("warning:") and "close" in line
     assert not of(lines(train=near, preset="8b", sequence_length=8192, vocab_size=65_536), "memory")
     assert not of(lines(train=two, preset="8b", sequence_length=2048, vocab_size=65_536), "memory")
+
+
+def weights_and_activations(line: str) -> tuple[float, float]:
+    weights, activations = re.findall(r"(?:weights|activations) ([\d.]+)", line)
+    return float(weights), float(activations)
+
+
+def test_a_base_in_half_precision_takes_half(lines, tmp_path, monkeypatch):
+    monkeypatch.setattr(machines, "_machine_bytes", lambda: 2**20)
+    shape = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32_000, **PRESETS["1b"]}
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(shape))
+    told = {}
+    for dtype in ("float32", "bfloat16"):
+        tune = {"base_dtype": dtype, "rank": 1}
+        found = lines(preset="", model=str(tmp_path / "model"), tune=tune, tune_steps=5)
+        (line,) = of(found, "error: finetune_lora memory")
+        told[dtype] = weights_and_activations(line)[0]
+    assert told["float32"] == pytest.approx(2 * told["bfloat16"], abs=0.15)
+
+
+def test_a_stage_holds_the_passes_that_are_in_flight(lines, monkeypatch):
+    monkeypatch.setattr(machines, "_device_bytes", lambda instance, training: 1.0)
+    step = {"pipeline_parallel": 4, "tensor_parallel": 2, "micro_batch_size": 1, "run_on": on("ml.p5.48xlarge")}
+    large = {"preset": "8b", "sequence_length": 65_536, "vocab_size": 256}
+    told = []
+    for batch, schedule in ((1, "gpipe"), (4, "1f1b"), (8, "1f1b"), (8, "gpipe")):
+        train = {**step, "global_batch_size": batch, "pipeline_schedule": schedule}
+        told.append(weights_and_activations(of(lines(train=train, **large), "memory", "needs")[0])[1])
+    assert told == pytest.approx([told[0], 4 * told[0], 4 * told[0], 8 * told[0]], rel=0.01)
 
 
 def test_memory_of_this_machine(lines, monkeypatch):
