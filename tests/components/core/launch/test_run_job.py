@@ -39,3 +39,9 @@ def test_compiling_is_never_longer_than_the_run():
 def test_an_instance_type_without_a_price_has_a_reason():
     cost = job_cost(RunOn(), result("ml.p5.48xlarge"), {})
     assert isinstance(cost, Unpriced) and "no price for ml.p5.48xlarge" in cost.reason
+
+
+def test_a_price_of_ones_own_wins_over_the_packaged_one():
+    own = RunOn.decode({"target": "trainjob", "instance_type": "p5.48xlarge", "prices": {"p5.48xlarge": PRICE}})
+    cost = job_cost(own, result("p5.48xlarge"), {})
+    assert isinstance(cost, Cost) and cost.price.source == "a contract"
