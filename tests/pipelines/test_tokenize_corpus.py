@@ -29,7 +29,8 @@ def kill(run: "subprocess.Popen[str]", events: Path, task: str) -> None:
         lines = events.read_text().splitlines() if events.exists() else []
         if any(line.endswith("}") and json.loads(line)["task"] == task for line in lines):
             for process in psutil.Process(run.pid).children(recursive=True):
-                if task in " ".join(process.cmdline()) and process.cmdline()[0] == sys.executable:
+                command = process.as_dict(["cmdline"], ad_value=[])["cmdline"]  # another child may have just ended
+                if task in " ".join(command) and command[0] == sys.executable:
                     process.kill()
                     return
         time.sleep(0.02)

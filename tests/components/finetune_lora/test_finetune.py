@@ -71,7 +71,8 @@ def test_a_resumed_run_ends_with_the_same_bytes(model, corpus, finetune, pairs, 
     whole = finetune(model, data, "whole", **options).artifact
     state = tmp_path / "whole.state"
     (run,) = state.iterdir()
-    assert sorted(path.name for path in run.iterdir()) == ["step-00000002", "step-00000004", "step-00000006"]
+    saved = sorted(path.name for path in run.iterdir())
+    assert saved == ["metrics", "step-00000002", "step-00000004", "step-00000006"]
     for late in ("step-00000004", "step-00000006"):
         shutil.rmtree(run / late)
     resumed = finetune(model, data, "resumed", state=str(state), **options)
