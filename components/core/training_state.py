@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from crosstrain.components.core.data import Sample
+from crosstrain.components.core.telemetry import peak_rss_bytes
 
 
 class Dataset(Protocol):
@@ -78,6 +79,29 @@ class Outcome:
     def validation_loss(self) -> float | None:
         """Last validation loss, nats a token."""
         return next((row["validation_loss"] for row in reversed(self.history) if "validation_loss" in row), None)
+
+    def metrics(self, speed_name: str = "tokens_per_second") -> dict[str, float]:
+        """What every component that trains tells of it, by name; a loss or speed that there is none of is left out.
+
+        Args:
+            speed_name: Name of the throughput: see Precision.speed_name.
+        """
+        told = {
+            "tokens_seen": self.tokens,
+            "tokens_resumed": self.tokens_resumed,
+            "training_seconds": self.seconds,
+            "compile_seconds": self.compile_seconds,
+            "peak_rss_bytes": peak_rss_bytes(),
+            "train_loss": self.train_loss,
+            "validation_loss": self.validation_loss,
+            speed_name: self.tokens_per_second or None,
+        }
+        return {name: value for name, value in told.items() if value is not None}
+
+    def hand_over_weights(self) -> None:
+        """On a rank that writes nothing: take its part in gathering the weights that rank 0 iterates over."""
+        for _ in self.weights():
+            continue
 
     def log_lines(self) -> str:
         """The history as training_log.jsonl holds it; bit-reproducible."""

@@ -23,7 +23,6 @@ from crosstrain.components.core.precision import choose
 from crosstrain.components.core.reproducible import reproducible
 from crosstrain.components.core.step import Result
 from crosstrain.components.core.storage import open_store
-from crosstrain.components.core.telemetry import peak_rss_bytes
 from crosstrain.components.core.tokenizer import FILES
 from crosstrain.components.core.training import Outcome, train
 from crosstrain.components.finetune_full.config import Config
@@ -72,11 +71,11 @@ def run(config: Config) -> Result:
         if world.first:
             _write(config, model, base, outcome, inputs)
         else:
-            for _ in outcome.weights():
-                continue  # rank 0 gathers them
+            outcome.hand_over_weights()
         world.wait()
     artifact = Artifact.open(config.output, "model")
-    return Result(artifact, _metrics(outcome, base.facts.parameters) if world.first else {})
+    metrics = {"trainable_parameters": base.facts.parameters, **outcome.metrics()}
+    return Result(artifact, metrics if world.first else {})
 
 
 def _check_fit(base: Artifact, data: Artifact) -> None:
@@ -115,21 +114,3 @@ def _write(config: Config, model: PreTrainedModel, base: Artifact, outcome: Outc
             }
         )
         writer.commit(COMPONENT, facts, config.options(), inputs)
-
-
-def _metrics(outcome: Outcome, parameters: int) -> dict[str, float]:
-    metrics: dict[str, float] = {
-        "trainable_parameters": parameters,
-        "tokens_seen": outcome.tokens,
-        "tokens_resumed": outcome.tokens_resumed,
-        "training_seconds": outcome.seconds,
-        "compile_seconds": outcome.compile_seconds,
-        "peak_rss_bytes": peak_rss_bytes(),
-    }
-    if outcome.train_loss is not None:
-        metrics["train_loss"] = outcome.train_loss
-    if outcome.validation_loss is not None:
-        metrics["validation_loss"] = outcome.validation_loss
-    if outcome.tokens_per_second:
-        metrics["tokens_per_second"] = outcome.tokens_per_second
-    return metrics

@@ -26,7 +26,6 @@ from crosstrain.components.core.reproducible import reproducible
 from crosstrain.components.core.run_key import run_key
 from crosstrain.components.core.step import Result
 from crosstrain.components.core.storage import open_store
-from crosstrain.components.core.telemetry import peak_rss_bytes
 from crosstrain.components.core.training import Outcome, train
 from crosstrain.components.finetune_lora.adapter import (
     Expected,
@@ -113,8 +112,7 @@ def run(config: Config) -> Result:
         if world.first:
             _write(config, tuned, wanted, material, outcome, facts, inputs)
         else:
-            for _ in outcome.weights():
-                continue  # rank 0 gathers them
+            outcome.hand_over_weights()
         world.wait()
     artifact = Artifact.open(config.output, "adapter")
     return Result(artifact, _metrics(outcome, facts) if world.first else {})
@@ -144,21 +142,10 @@ def _write(
 
 
 def _metrics(outcome: Outcome, facts: AdapterFacts) -> dict[str, float]:
-    metrics: dict[str, float] = {
+    return {
         "trainable_parameters": facts.trainable_parameters,
         "trainable_fraction": facts.trainable_parameters / (facts.base_parameters + facts.trainable_parameters),
-        "tokens_seen": outcome.tokens,
         "rows": facts.rows,
         "rows_dropped": facts.rows_dropped,
-        "tokens_resumed": outcome.tokens_resumed,
-        "training_seconds": outcome.seconds,
-        "compile_seconds": outcome.compile_seconds,
-        "peak_rss_bytes": peak_rss_bytes(),
+        **outcome.metrics(),
     }
-    if outcome.train_loss is not None:
-        metrics["train_loss"] = outcome.train_loss
-    if outcome.validation_loss is not None:
-        metrics["validation_loss"] = outcome.validation_loss
-    if outcome.tokens_per_second:
-        metrics["tokens_per_second"] = outcome.tokens_per_second
-    return metrics

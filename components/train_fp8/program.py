@@ -25,7 +25,6 @@ from crosstrain.components.core.presets import read_shape
 from crosstrain.components.core.reproducible import reproducible
 from crosstrain.components.core.step import Result
 from crosstrain.components.core.storage import open_store
-from crosstrain.components.core.telemetry import peak_rss_bytes
 from crosstrain.components.core.training import Outcome, train
 from crosstrain.components.core.unigram import count_labels, unigram_loss
 from crosstrain.components.train_fp8.config import Config
@@ -91,8 +90,7 @@ def run(config: Config) -> Result:
         if world.first:
             _write(config, shards, llama, precision, outcome, parameters)
         else:
-            for _ in outcome.weights():
-                continue  # rank 0 gathers them
+            outcome.hand_over_weights()
         world.wait()
     artifact = Artifact.open(config.output, "model")
     if not world.first:
@@ -154,20 +152,11 @@ def _unigram(train: ShardDataset, validation: ShardDataset, config: Config) -> d
 
 
 def _metrics(outcome: Outcome, precision: Precision, parameters: int) -> dict[str, float]:
-    metrics: dict[str, float] = {
+    metrics = {
         "parameters": parameters,
-        "tokens_seen": outcome.tokens,
         "guard_events": len(outcome.guard_events),
-        "peak_rss_bytes": peak_rss_bytes(),
-        "tokens_resumed": outcome.tokens_resumed,
-        "training_seconds": outcome.seconds,
-        "compile_seconds": outcome.compile_seconds,
+        **outcome.metrics(precision.speed_name),
     }
-    if outcome.train_loss is not None:
-        metrics["train_loss"] = outcome.train_loss
     if outcome.validation_loss is not None:
-        metrics["validation_loss"] = outcome.validation_loss
         metrics["perplexity"] = math.exp(min(outcome.validation_loss, 700.0))
-    if outcome.tokens_per_second:
-        metrics[precision.speed_name] = outcome.tokens_per_second
     return metrics
